@@ -1,0 +1,31 @@
+# Sourced by the scripts beside it: strict shell, the project's root, pinned versions, and the cache for what is installed.
+# shellcheck shell=bash
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Everything downloaded goes here and nothing relies on its being there.
+MVP_CACHE_DIR="${MVP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/mixed-version-proxy}"
+export MVP_CACHE_DIR
+mkdir -p "$MVP_CACHE_DIR"
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+need() { command -v "$1" >/dev/null || die "$1 is needed: $2"; }
+
+# rust-toolchain.toml names the targets, but rustup adds them by itself only where automatic installation is on.
+add_targets() {
+  local channel target
+  channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+  if command -v rustup >/dev/null; then
+    rustup toolchain list | grep -q "^$channel" || rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy >&2
+    for target in "$@"; do
+      rustup target list --installed --toolchain "$channel" | grep -qx "$target" ||
+        rustup target add --toolchain "$channel" "$target" >&2
+    done
+  fi
+}

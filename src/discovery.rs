@@ -1,0 +1,3 @@
+//! Discovery documents: what an apiserver says about itself.
+
+pub mod document;

@@ -1,0 +1,15 @@
+//! The filter in Envoy: the only code that knows proxy-wasm.
+//!
+//! One [`root`] context for each configuration and worker polls and keeps the table; one [`http`] context for each
+//! request decides and guards. Both reach Envoy through [`host`] alone.
+
+use proxy_wasm::traits::RootContext;
+
+mod host;
+mod http;
+mod root;
+
+proxy_wasm::main! {{
+    host::install_logger();
+    proxy_wasm::set_root_context(|_| -> Box<dyn RootContext> { Box::<root::Root>::default() });
+}}

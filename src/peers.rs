@@ -1,0 +1,5 @@
+//! What we know of the apiservers: their documents, how current those are, and who serves what.
+
+pub mod exclusions;
+pub mod refresh;
+pub mod table;

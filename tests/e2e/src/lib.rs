@@ -1,0 +1,1 @@
+//! Tests of the compiled filter in a real Envoy: see `tests/`.

@@ -1,0 +1,1 @@
+//! Lifecycle tests of the filter on the in-process host: see `tests/`.
