@@ -54,7 +54,8 @@ impl<'r> DecodedPath<'r> {
         }
     }
 
-    /// What the path is about. A path that is *odd* is [`Target::Other`]: see [`Reading::is_odd`].
+    /// What the path is about. An *odd* path is [`Target::Other`]: one with an empty segment (but for
+    /// one trailing slash), `.` or `..`, up to the subresource.
     pub fn target(&self) -> Target<'_> {
         match Reading::of(&self.0) {
             Some(reading) if !reading.is_odd => Target::Resource(reading.resource),

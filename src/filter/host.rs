@@ -250,24 +250,26 @@ pub(super) fn dispatch(cluster: &str, headers: Vec<(&str, &str)>, timeout: Durat
 
 /// Sends log lines and the words of a panic to Envoy's log.
 pub(super) fn install_logger() {
-    // A second VM on one thread of a native test finds the logger in place.
+    // A second VM in one process of a native test finds the logger in place.
     let _already_set = log::set_logger(&EnvoyLog);
-    log::set_max_level(host_log_level());
+    log::set_max_level(LevelFilter::Info);
     #[cfg(target_family = "wasm")]
     std::panic::set_hook(Box::new(|panic| write_log(Level::Error, &panic.to_string())));
 }
 
-/// What Envoy would drop is not even formatted.
-fn host_log_level() -> LevelFilter {
+/// Takes over Envoy's log level, so that what Envoy would drop is not even formatted. Envoy does not answer this while a
+/// module initializes.
+pub(super) fn adopt_log_level() {
     let mut level = 0;
     // SAFETY: the pointer is to a live u32.
-    match (unsafe { proxy_get_log_level(&raw mut level) }, level) {
+    let status = unsafe { proxy_get_log_level(&raw mut level) };
+    log::set_max_level(match (status, level) {
         (0, 0) => LevelFilter::Trace,
         (0, 1) => LevelFilter::Debug,
         (0, 3) => LevelFilter::Warn,
         (0, 4..) => LevelFilter::Error,
         _ => LevelFilter::Info,
-    }
+    });
 }
 
 fn write_log(level: Level, message: &str) {

@@ -42,6 +42,7 @@ impl Context for Root {
 
 impl RootContext for Root {
     fn on_configure(&mut self, size: usize) -> bool {
+        host::adopt_log_level();
         let parsed = host::plugin_configuration(size)
             .map_err(|status| format!("configuration cannot be read: {status}"))
             .and_then(|bytes| Config::parse(&bytes).map_err(|error| format!("configuration refused: {error}")));

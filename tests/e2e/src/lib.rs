@@ -1,1 +1,278 @@
-//! Tests of the compiled filter in a real Envoy: see `tests/`.
+//! A control plane for tests: three stub apiservers of mixed versions, and a real Envoy with the compiled filter in front
+//! of them, started from the configurations that this project ships.
+//!
+//! The tests themselves are in `tests/`, one file for each thing that must hold.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use lab::{
+    Client, Envoy, StubApiserver,
+    certs::{Authority, ClientTls, SERVER_NAMES, ServerTls},
+    client::Answer,
+    envoy::{Config, EnvoyBuilder},
+    eventually, wasm_path,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long a condition is awaited: far longer than it takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The shipped configurations.
+pub const SIDECAR: &str = "sidecar.yaml";
+/// The shipped configuration of a gateway.
+pub const GATEWAY: &str = "gateway.yaml";
+/// The same with a request header in filter state's place.
+pub const GATEWAY_HEADER: &str = "gateway-header.yaml";
+
+/// What stands for the addresses of the apiservers in the shipped configurations, in the order `cp-1`, `cp-2`, `cp-3`.
+const PLACEHOLDERS: [&[&str]; 3] = [&["127.0.0.1", "192.0.2.11"], &["192.0.2.12"], &["192.0.2.13"]];
+
+/// A running control plane.
+pub struct ControlPlane {
+    /// `cp-1`, `cp-2` and `cp-3`; the first is the sidecar's local one.
+    pub apiservers: Vec<StubApiserver>,
+    /// The Envoy in front of them.
+    pub envoy: Envoy,
+    /// Comes in through Envoy's listener.
+    pub client: Client,
+    /// As it was given to Envoy.
+    pub config: Config,
+    _files: TempDir,
+}
+
+/// How to start a [`ControlPlane`].
+pub struct Builder {
+    file: &'static str,
+    versions: [&'static str; 3],
+    plugin: Value,
+    edit: Box<dyn FnOnce(&mut Value)>,
+    envoy: fn(EnvoyBuilder) -> EnvoyBuilder,
+    prepare: fn(&[StubApiserver]),
+}
+
+/// Certificates, and where the shipped configurations find them.
+pub struct Pki {
+    authority: Authority,
+    /// The directory that holds the files.
+    pub directory: TempDir,
+}
+
+impl Pki {
+    /// A new authority, a server certificate and the poller's client certificate.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn new() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let authority = Authority::new("kubernetes")?;
+        authority.write(directory.path(), "ca.crt")?;
+        let server = authority.server(&SERVER_NAMES)?;
+        server.write(directory.path(), "apiserver.crt", "apiserver.key")?;
+        server.write(directory.path(), "server.crt", "server.key")?;
+        let poller = authority.client("mixed-version-proxy-poller", &[])?;
+        poller.write(directory.path(), "poller.crt", "poller.key")?;
+        Ok(Self { authority, directory })
+    }
+
+    /// TLS of an apiserver that takes client certificates of this authority.
+    ///
+    /// # Errors
+    /// The cryptographic library refuses.
+    pub fn server(&self) -> Result<ServerTls> {
+        ServerTls::new(&self.authority.server(&SERVER_NAMES)?)?.optional_clients(&self.authority)
+    }
+
+    /// TLS of a client that shows no certificate.
+    ///
+    /// # Errors
+    /// The cryptographic library refuses.
+    pub fn client(&self) -> Result<ClientTls> {
+        ClientTls::new(&self.authority, "localhost")
+    }
+
+    /// A shipped configuration with certificates, addresses and the module filled in, as a user would.
+    ///
+    /// # Errors
+    /// The module has not been built, or the file is not as expected.
+    pub fn fill_in(&self, file: &str, apiservers: &[SocketAddr]) -> Result<Config> {
+        let directory = self.directory.path().to_str().context("a path that is not UTF-8")?;
+        let wasm = wasm_path()?;
+        let wasm = wasm.to_str().context("a path that is not UTF-8")?;
+        let mut config = Config::shipped(file)?.on_free_ports().replace_all([
+            ("/etc/mixed-version-proxy/mixed-version-proxy.wasm", wasm),
+            ("/etc/kubernetes/pki", directory),
+            ("/etc/mixed-version-proxy", directory),
+        ]);
+        let clusters = config.value_mut().pointer_mut("/static_resources/clusters").context("no clusters")?;
+        let replaced = fill_in_addresses(clusters, apiservers);
+        ensure!(replaced > 0, "{file} holds none of the placeholder addresses");
+        Ok(config)
+    }
+}
+
+/// Replaces the placeholder addresses of endpoints; how many there were.
+fn fill_in_addresses(value: &mut Value, apiservers: &[SocketAddr]) -> usize {
+    if let Some(socket) = value.get_mut("socket_address") {
+        let found = PLACEHOLDERS.iter().position(|names| names.iter().any(|name| socket["address"] == *name));
+        let Some(address) = found.and_then(|index| apiservers.get(index)) else { return 0 };
+        socket["address"] = address.ip().to_string().into();
+        socket["port_value"] = address.port().into();
+        return 1;
+    }
+    match value {
+        Value::Array(items) => items.iter_mut().map(|item| fill_in_addresses(item, apiservers)).sum(),
+        Value::Object(members) => members.values_mut().map(|member| fill_in_addresses(member, apiservers)).sum(),
+        _ => 0,
+    }
+}
+
+/// The plugin's configuration inside a listener or a bootstrap configuration.
+///
+/// # Panics
+/// There is no filter called `mixed_version_proxy`.
+pub fn plugin_configuration(value: &mut Value) -> &mut Value {
+    fn find(value: &mut Value) -> Option<&mut Value> {
+        if value["name"] == "mixed_version_proxy" && value.get("configuration").is_some() {
+            return value.pointer_mut("/configuration/value");
+        }
+        match value {
+            Value::Array(items) => items.iter_mut().find_map(find),
+            Value::Object(members) => members.values_mut().find_map(find),
+            _ => None,
+        }
+    }
+    find(value).expect("a filter called mixed_version_proxy")
+}
+
+/// Merges `changes` into `value`: objects member by member, everything else replaced; null removes.
+pub fn merge(value: &mut Value, changes: &Value) {
+    match (value, changes) {
+        (Value::Object(members), Value::Object(changes)) => {
+            for (key, change) in changes {
+                if change.is_null() {
+                    members.remove(key);
+                } else {
+                    merge(members.entry(key.as_str()).or_insert(Value::Null), change);
+                }
+            }
+        }
+        (value, changes) => *value = changes.clone(),
+    }
+}
+
+impl ControlPlane {
+    /// A control plane behind a shipped configuration: `cp-1` runs 1.34.4, `cp-2` 1.37.2, `cp-3` 1.36.3, and polls come
+    /// every 200 ms.
+    pub fn builder(file: &'static str) -> Builder {
+        Builder {
+            file,
+            versions: ["1.34.4", "1.37.2", "1.36.3"],
+            plugin: json!({"discovery": {"refreshInterval": "200ms", "timeout": "2s"}}),
+            edit: Box::new(|_| {}),
+            envoy: |envoy| envoy,
+            prepare: |_| {},
+        }
+    }
+
+    /// Sends a GET through Envoy.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn get(&self, target: &str) -> Result<Answer> {
+        self.client.get(target).header("accept", "application/json").send().await
+    }
+
+    /// Waits until every worker's table is complete: each of `apiservers` has been polled by each VM, and requests for
+    /// types that only one apiserver serves reach it on every worker.
+    ///
+    /// # Errors
+    /// It takes longer than [`PATIENCE`].
+    pub async fn settled(&self) -> Result<()> {
+        eventually(PATIENCE, "all workers to know all apiservers", async || {
+            // One connection each, and Envoy spreads connections over its workers.
+            for _ in 0..8 {
+                let answer = self.get("/apis/storagemigration.k8s.io/v1/storageversionmigrations").await;
+                match answer {
+                    Ok(answer) if answer.status == 200 => {}
+                    other => return Err(other.map(|answer| (answer.status, answer.text()))),
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Builder {
+    /// Other versions of `cp-1`, `cp-2` and `cp-3`.
+    #[must_use]
+    pub fn versions(mut self, versions: [&'static str; 3]) -> Self {
+        self.versions = versions;
+        self
+    }
+
+    /// Changes of the plugin's configuration, merged over what is shipped; null removes a key.
+    #[must_use]
+    pub fn plugin(mut self, changes: &Value) -> Self {
+        merge(&mut self.plugin, changes);
+        self
+    }
+
+    /// A change of the filled-in Envoy configuration.
+    #[must_use]
+    pub fn edit(mut self, edit: impl FnOnce(&mut Value) + 'static) -> Self {
+        self.edit = Box::new(edit);
+        self
+    }
+
+    /// How Envoy is started.
+    #[must_use]
+    pub fn envoy(mut self, envoy: fn(EnvoyBuilder) -> EnvoyBuilder) -> Self {
+        self.envoy = envoy;
+        self
+    }
+
+    /// What happens to the stub apiservers before Envoy starts.
+    #[must_use]
+    pub fn prepare(mut self, prepare: fn(&[StubApiserver])) -> Self {
+        self.prepare = prepare;
+        self
+    }
+
+    /// Starts all of it; Envoy is ready, the table need not be.
+    ///
+    /// # Errors
+    /// Something does not start.
+    pub async fn start(self) -> Result<ControlPlane> {
+        let pki = Pki::new()?;
+        let mut apiservers = Vec::new();
+        for (name, version) in ["cp-1", "cp-2", "cp-3"].into_iter().zip(self.versions) {
+            apiservers.push(StubApiserver::builder(name, version).tls(pki.server()?).start().await?);
+        }
+        (self.prepare)(&apiservers);
+        let addresses: Vec<_> = apiservers.iter().map(StubApiserver::addr).collect();
+        let mut config = pki.fill_in(self.file, &addresses)?;
+        merge(plugin_configuration(config.value_mut()), &self.plugin);
+        (self.edit)(config.value_mut());
+        let envoy = (self.envoy)(Envoy::builder(config.clone())).start().await?;
+        let client = Client::tls(listener(&envoy).await?, pki.client()?);
+        Ok(ControlPlane { apiservers, envoy, client, config, _files: pki.directory })
+    }
+
+    /// [`Builder::start`], and then waits until the table is complete.
+    ///
+    /// # Errors
+    /// Something does not start, or the table does not become complete.
+    pub async fn settled(self) -> Result<ControlPlane> {
+        let plane = self.start().await?;
+        plane.settled().await.with_context(|| format!("Envoy's log:\n{}", plane.envoy.log()))?;
+        Ok(plane)
+    }
+}
+
+/// Where the shipped configurations' one listener listens.
+async fn listener(envoy: &Envoy) -> Result<SocketAddr> {
+    envoy.listener_addr("apiserver").await
+}
