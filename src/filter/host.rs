@@ -293,7 +293,7 @@ impl Log for EnvoyLog {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            write_log(record.level(), &format!("mixed-version-proxy: {}", record.args()));
+            write_log(record.level(), &record.args().to_string());
         }
     }
 

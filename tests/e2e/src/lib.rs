@@ -39,7 +39,7 @@ pub struct ControlPlane {
     pub client: Client,
     /// As it was given to Envoy.
     pub config: Config,
-    _files: TempDir,
+    pki: Pki,
 }
 
 /// How to start a [`ControlPlane`].
@@ -184,6 +184,15 @@ impl ControlPlane {
         self.client.get(target).header("accept", "application/json").send().await
     }
 
+    /// A client that comes past Envoy, straight to an apiserver.
+    ///
+    /// # Errors
+    /// There is no such apiserver.
+    pub fn direct(&self, apiserver: usize) -> Result<Client> {
+        let apiserver = self.apiservers.get(apiserver).context("no such apiserver")?;
+        Ok(Client::tls(apiserver.addr(), self.pki.client()?))
+    }
+
     /// Waits until every worker's table is complete: each of `apiservers` has been polled by each VM, and requests for
     /// types that only one apiserver serves reach it on every worker.
     ///
@@ -258,7 +267,7 @@ impl Builder {
         (self.edit)(config.value_mut());
         let envoy = (self.envoy)(Envoy::builder(config.clone())).start().await?;
         let client = Client::tls(listener(&envoy).await?, pki.client()?);
-        Ok(ControlPlane { apiservers, envoy, client, config, _files: pki.directory })
+        Ok(ControlPlane { apiservers, envoy, client, config, pki })
     }
 
     /// [`Builder::start`], and then waits until the table is complete.

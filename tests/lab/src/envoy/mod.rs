@@ -114,6 +114,8 @@ impl EnvoyBuilder {
             .args(["--log-level", &self.log_level, "--component-log-level", &self.component_log_level])
             // Files of several Envoys on one machine must not meet; file SDS needs a node.
             .args(["--disable-hot-restart", "--service-node", "lab", "--service-cluster", "lab"])
+            // Logs are read while Envoy runs; its own interval is ten seconds.
+            .args(["--file-flush-interval-msec", "50"])
             .arg("--log-path")
             .arg(path("envoy.log"))
             .arg("--admin-address-path")
