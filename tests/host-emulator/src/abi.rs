@@ -82,6 +82,33 @@ pub(crate) mod guest {
     }
 }
 
+/// Keeps a thread whose guest has panicked from aborting the process: it is stopped for good instead.
+pub(crate) fn catch_aborts() {
+    #[cfg(unix)]
+    {
+        use std::ffi::c_int;
+
+        const SIGABRT: c_int = 6;
+
+        // SAFETY: as in POSIX.
+        unsafe extern "C" {
+            fn signal(number: c_int, handler: extern "C" fn(c_int)) -> usize;
+            fn pause() -> c_int;
+        }
+
+        extern "C" fn handler(_: c_int) {
+            while crate::worker::trapped() {
+                // SAFETY: it may be called in a signal handler.
+                unsafe { pause() };
+            }
+            // Any other abort goes on.
+        }
+
+        // SAFETY: the handler does only what is allowed in one.
+        unsafe { signal(SIGABRT, handler) };
+    }
+}
+
 /// Runs a host function, counts it, and answers the status that a test has asked for instead if it has.
 ///
 /// Outside of a VM every function fails.
@@ -267,7 +294,7 @@ extern "C" fn proxy_get_header_map_value(
     return_size: *mut usize,
 ) -> u32 {
     // SAFETY: see above.
-    let name = text(unsafe { bytes(key_data, key_size) });
+    let name = text(unsafe { bytes(key_data, key_size) }).to_ascii_lowercase();
     let result = call("proxy_get_header_map_value", &name, size, |state| state.header_get(map_type, &name));
     // SAFETY: see above.
     unsafe { give(result, return_data, return_size) }
@@ -276,7 +303,7 @@ extern "C" fn proxy_get_header_map_value(
 #[unsafe(no_mangle)]
 extern "C" fn proxy_remove_header_map_value(map_type: u32, key_data: *const u8, key_size: usize) -> u32 {
     // SAFETY: see above.
-    let name = text(unsafe { bytes(key_data, key_size) });
+    let name = text(unsafe { bytes(key_data, key_size) }).to_ascii_lowercase();
     status_of(call("proxy_remove_header_map_value", &name, nothing, |state| state.header_remove(map_type, &name)))
 }
 
@@ -289,7 +316,8 @@ extern "C" fn proxy_replace_header_map_value(
     value_size: usize,
 ) -> u32 {
     // SAFETY: see above.
-    let (name, value) = unsafe { (text(bytes(key_data, key_size)), bytes(value_data, value_size)) };
+    let (name, value) =
+        unsafe { (text(bytes(key_data, key_size)).to_ascii_lowercase(), bytes(value_data, value_size)) };
     status_of(call("proxy_replace_header_map_value", &name, nothing, |state| state.header_set(map_type, &name, value)))
 }
 
@@ -302,7 +330,8 @@ extern "C" fn proxy_add_header_map_value(
     value_size: usize,
 ) -> u32 {
     // SAFETY: see above.
-    let (name, value) = unsafe { (text(bytes(key_data, key_size)), bytes(value_data, value_size)) };
+    let (name, value) =
+        unsafe { (text(bytes(key_data, key_size)).to_ascii_lowercase(), bytes(value_data, value_size)) };
     status_of(call("proxy_add_header_map_value", &name, nothing, |state| state.header_add(map_type, &name, value)))
 }
 

@@ -21,7 +21,7 @@
 //!         assert_eq!(outcome.action, Action::Continue);
 //!         assert_eq!(outcome.filter_state_text("cluster"), Some("b"));
 //!         assert_eq!(outcome.route_cache_cleared, 1);
-//!         let outcome = vm.response(outcome.stream, [(":status", "200")], [("response.code_details", "via_upstream")]);
+//!         let outcome = vm.response(outcome.stream, [(":status", "200")], [("xds.cluster_name", "b")]);
 //!         assert!(outcome.local_reply.is_none());
 //!         vm.finish(outcome.stream);
 //!     })
@@ -35,15 +35,16 @@
 //! own, because the SDK keeps its contexts in thread-local storage: [`Host::vm`] runs one closure on a fresh one,
 //! [`Host::worker`] starts one that takes a closure at a time, so that a test can step several VMs in turn.
 //!
-//! A panic of the guest is a trap. It can not be caught, for the callbacks are `extern "C"`; instead the panic hook
-//! that this crate installs keeps the panicking thread from unwinding: the thread is parked for good, and the closure's
-//! caller gets a [`Trap`] with the message and the last host calls. A panic outside the guest, such as a failed
-//! assertion of a test, goes on in the closure's caller. From this follows:
-//! - the hook must stay: a guest or a test must not call `std::panic::set_hook` (the SDK's `set_log_level` does so once,
-//!   in the first `_initialize`, and is overruled),
-//! - a lock of the process (a `static` mutex of the guest) held at a trap stays locked; `static`s of the guest are
-//!   shared between VMs here, which they are not in Envoy,
-//! - a panic in `_initialize`, or in a destructor when a VM's thread ends, aborts the process: loudly, which will do.
+//! A panic of the guest is a trap: the closure's caller gets a [`Trap`] with the message and the last host calls, and
+//! the VM is gone. A panic outside the guest, such as a failed assertion of a test, goes on in the closure's caller.
+//! (A guest's panic cannot be caught, for the callbacks are `extern "C"`, where it aborts the process. The panic hook
+//! of this crate takes note of it, and a handler of the abort's signal stops the thread for good instead. The standard
+//! library prints a line about a non-unwinding panic meanwhile.) From this follows:
+//! - a test must leave the panic hook and SIGABRT alone; the hook that the SDK's `set_log_level` sets is overruled,
+//! - a lock of the process (a `static` mutex of the guest) held in a callback that traps may stay locked; `static`s of
+//!   the guest are shared between VMs here, which they are not in Envoy,
+//! - a panic in `_initialize`, or in a destructor when a VM's thread ends, aborts the process: loudly, which will do;
+//!   so does any panic of the guest where there is no SIGABRT.
 //!
 //! # What is faithful to Envoy, and what is not
 //!

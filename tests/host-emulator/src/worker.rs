@@ -6,13 +6,16 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use crate::abi::guest;
 use crate::process::{Host, VmOptions};
 use crate::state::{self, HostCall, Level, LogLine, State};
 use crate::vm::Vm;
+
+/// What the standard library says when a panic can not go on.
+const GIVEN_UP: [&str; 2] = ["panic in a function that cannot unwind", "panic in a destructor during cleanup"];
 
 /// How many of the last host calls a trap shows.
 const HOST_CALLS_SHOWN: usize = 20;
@@ -53,6 +56,9 @@ enum Answer<R> {
 thread_local! {
     /// How deep this thread is in callbacks of the guest.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// A panic of the guest that may become a trap: unless the guest catches it.
+    static PENDING: Cell<Option<Trap>> = const { Cell::new(None) };
+    static TRAPPED: Cell<bool> = const { Cell::new(false) };
     /// Who is to hear of a trap.
     static LISTENER: RefCell<Option<Listener>> = const { RefCell::new(None) };
 }
@@ -75,7 +81,21 @@ fn hook(info: &PanicHookInfo<'_>) {
         }
         return;
     }
-    let mut message = info.payload_as_str().unwrap_or("no message").to_owned();
+    let text = info.payload_as_str().unwrap_or("no message");
+    if GIVEN_UP.contains(&text) {
+        // The panic has reached the callback's `extern "C"` frame, or a destructor panicked as well: the process is
+        // about to abort, in which this thread will be stopped.
+        if let Some(trap) = PENDING.take() {
+            TRAPPED.set(true);
+            LISTENER.with_borrow(|listener| {
+                if let Some(listener) = listener {
+                    listener(trap);
+                }
+            });
+        }
+        return;
+    }
+    let mut message = text.to_owned();
     if let Some(place) = info.location() {
         message.push_str(&format!(", at {place}"));
     }
@@ -91,36 +111,31 @@ fn hook(info: &PanicHookInfo<'_>) {
         (state.host_calls.iter().skip(skipped).cloned().collect(), state.logs.clone())
     })
     .unwrap_or_default();
-    LISTENER.with_borrow(|listener| {
-        if let Some(listener) = listener {
-            listener(Trap { message, host_calls, logs });
-        }
-    });
-    // Unwinding would reach an `extern "C"` frame and abort the process.
-    loop {
-        thread::park();
-    }
+    PENDING.set(Some(Trap { message, host_calls, logs }));
 }
 
-/// Initializes the guest on this thread. The first time, the panic hook is taken from whoever had it.
+/// Initializes the guest on this thread, and has panics come here.
 fn initialize() {
-    static FIRST: Mutex<bool> = Mutex::new(true);
-    let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner);
-    if *first {
+    // The SDK's `set_log_level` is not fit for two threads at once.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if ORIGINAL.get().is_none() {
         let _ = ORIGINAL.set(panic::take_hook());
-        panic::set_hook(Box::new(hook));
+        crate::abi::catch_aborts();
+        keep_hook();
     }
     guest::initialize();
-    if *first {
-        panic::set_hook(Box::new(hook));
-        *first = false;
-    }
+    keep_hook();
 }
 
-/// Takes the panic hook once more, should the first configuration of a guest have replaced it.
+/// Takes the panic hook, which the guest may have replaced: `set_log_level` does so the first time.
 pub(crate) fn keep_hook() {
-    static CONFIGURED: Once = Once::new();
-    CONFIGURED.call_once(|| panic::set_hook(Box::new(hook)));
+    panic::set_hook(Box::new(hook));
+}
+
+/// Whether this thread's guest has panicked, and nothing must run here any more.
+pub(crate) fn trapped() -> bool {
+    TRAPPED.try_with(Cell::get).unwrap_or(false)
 }
 
 /// A VM on a thread of its own, which runs a closure at a time. The VM ends when this is dropped.

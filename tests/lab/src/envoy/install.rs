@@ -90,6 +90,8 @@ async fn install(installed: &Path, binary: &str, command: impl FnOnce(&Path) -> 
     let directory = tempfile::Builder::new().prefix(".installing-").tempdir_in(parent)?;
     let target = directory.path().join("target");
     let mut command = command(&target);
+    // The one long step: somebody may be looking at the screen.
+    eprintln!("==> installing {}", installed.file_name().unwrap_or_default().to_string_lossy());
     let output = command.stdin(Stdio::null()).output().await.with_context(|| format!("cannot run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
