@@ -10,6 +10,7 @@ use super::raw::{RawApiserver, RawConfig};
 use super::*;
 
 const DOCS: &str = include_str!("../../docs/configuration.md");
+const README: &str = include_str!("../../README.md");
 
 fn message(value: &Value) -> Struct {
     let fields = value.as_object().expect("a configuration is an object");
@@ -827,14 +828,20 @@ fn a_struct_can_hold_what_json_cannot() {
     assert_eq!(error.to_string(), "local: expected a string, found the number NaN");
 }
 
-#[test]
-fn the_documented_table_is_the_code() {
-    let documented: Vec<(String, String)> = DOCS
+/// The rows of a document's tables that begin with a key: the key and its default.
+fn documented(text: &str) -> Vec<(String, String)> {
+    let mut rows: Vec<_> = text
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
         .map(|(key, rest)| (key.to_owned(), rest.split(" | ").next().unwrap_or_default().to_owned()))
         .collect();
-    let expected: Vec<(String, String)> = schema()
+    rows.sort();
+    rows
+}
+
+#[test]
+fn the_documented_tables_are_the_code() {
+    let mut expected: Vec<(String, String)> = schema()
         .into_iter()
         .map(|(path, default)| {
             let default = match default {
@@ -850,11 +857,9 @@ fn the_documented_table_is_the_code() {
             (path, default)
         })
         .collect();
-    let sorted = |mut rows: Vec<(String, String)>| {
-        rows.sort();
-        rows
-    };
-    assert_eq!(sorted(documented), sorted(expected), "docs/configuration.md against src/config/raw.rs");
+    expected.sort();
+    assert_eq!(documented(DOCS), expected, "docs/configuration.md against src/config/raw.rs");
+    assert_eq!(documented(README), expected, "README.md against src/config/raw.rs");
 }
 
 #[test]

@@ -174,8 +174,8 @@ fn answers_of_any_shape_are_survived() {
         let root = vm.configure(SIDECAR).unwrap();
         poll(vm);
         let json = Headers::new().with("content-type", "application/json");
-        let shapes: Vec<(Headers, Vec<u8>, (usize, usize, usize))> = vec![
-            (Headers::new(), vec![], (0, 0, 0)),
+        let shapes = [
+            (Headers::new(), b"".to_vec(), (0, 0, 0)),
             (Headers::new(), vec![], (3, 0, 0)),
             (json.clone().with(":status", "200"), vec![], (2, 0, 0)),
             (json.clone().with(":status", "200"), vec![], (2, 5_000_000, 7)),
