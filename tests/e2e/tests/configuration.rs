@@ -191,7 +191,8 @@ async fn a_good_change_holds_for_new_requests_and_cuts_no_watch() {
 
     let mut changed = running(&plane);
     merge(&mut changed, &json!({"peerProxying": "Disabled", "retryAfterSeconds": 7}));
-    let steps: [(&str, Value, fn(&Answer) -> bool); 2] = [
+    type IsExpected = fn(&Answer) -> bool;
+    let steps: [(&str, Value, IsExpected); 2] = [
         ("requests to be answered by the new configuration", changed, |answer| {
             answer.status == 503 && answer.header("retry-after").as_deref() == Some("7")
         }),
