@@ -26,7 +26,9 @@ pub enum WhyHere {
     Listed,
     /// The local apiserver has not told yet what it serves, so nobody can say that it does not serve this.
     LocalUnknown,
-    /// No good document lists the type, or its group-version is excluded. The answer is the guard's business.
+    /// Its group-version is left alone: all apiservers serve it alike.
+    Excluded,
+    /// No good document lists the type. The answer is the guard's business.
     Unlisted,
     /// A peer lists it, but rerouting is switched off.
     Disabled,
@@ -45,8 +47,11 @@ pub fn decide(
     has_loop_header: impl FnOnce() -> bool,
     random: u32,
 ) -> Decision {
-    let servers = view.table.servers_of(resource);
-    let health = view.health(resource.group);
+    let listing = view.table.look_up(resource);
+    let (servers, health) = (listing.servers, view.health(resource.group));
+    if listing.is_excluded {
+        return Decision::Here(WhyHere::Excluded);
+    }
     match config.local {
         Some(local) if servers.contains(local) => return Decision::Here(WhyHere::Listed),
         Some(local) if !health.known.contains(local) => return Decision::Here(WhyHere::LocalUnknown),
@@ -60,11 +65,14 @@ pub fn decide(
     } else if has_loop_header() {
         Decision::Here(WhyHere::Looped)
     } else {
-        reachable_first(servers, health.fresh).pick(random).map_or(Decision::Here(WhyHere::Unlisted), Decision::Reroute)
+        reachable_first(servers, health.fresh.without(view.avoided))
+            .pick(random)
+            .map_or(Decision::Here(WhyHere::Unlisted), Decision::Reroute)
     }
 }
 
-/// Those that answered their latest poll, or all if none of them did: a poll may fail where a request would not.
+/// Those that answered their latest poll and request, or all if none of them did: a poll may fail where a request would
+/// not.
 fn reachable_first(servers: ApiserverSet, fresh: ApiserverSet) -> ApiserverSet {
     let reachable = servers.intersection(fresh);
     if reachable.is_empty() { servers } else { reachable }
@@ -149,6 +157,23 @@ mod tests {
         let Target::Resource(resource) = decoded.target() else { panic!("no resource") };
         let types = [("new", vec![1, 2])];
         let decision = decide(&resource, &view(&types, ALL), &config("sidecar"), || false, 0);
-        assert_eq!(decision, Decision::Here(WhyHere::Unlisted));
+        assert_eq!(decision, Decision::Here(WhyHere::Excluded));
+    }
+
+    #[test]
+    fn an_apiserver_that_has_just_failed_a_request_is_avoided_while_another_serves_the_same() {
+        let decoded = DecodedPath::new(b"/apis/depot.k8s.io/v1/new").unwrap();
+        let Target::Resource(resource) = decoded.target() else { panic!("no resource") };
+        for (avoided, expected, why) in [
+            (set(&[1]), vec![2], "the other one"),
+            (set(&[1, 2]), vec![1, 2], "none is left: any"),
+            (set(&[0]), vec![1, 2], "it does not serve this"),
+        ] {
+            let view = View { avoided, ..view(&[("new", vec![1, 2])], ALL) };
+            let mut seen: Vec<_> =
+                (0..2).map(|random| decide(&resource, &view, &config("sidecar"), || false, random)).collect();
+            seen.dedup();
+            assert_eq!(seen, expected.into_iter().map(Decision::Reroute).collect::<Vec<_>>(), "{why}");
+        }
     }
 }

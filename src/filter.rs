@@ -7,9 +7,11 @@ use proxy_wasm::traits::RootContext;
 
 mod host;
 mod http;
+mod reply;
 mod root;
+mod state;
 
 proxy_wasm::main! {{
     host::install_logger();
-    proxy_wasm::set_root_context(|_| -> Box<dyn RootContext> { Box::<root::Root>::default() });
+    proxy_wasm::set_root_context(|id| -> Box<dyn RootContext> { Box::new(root::Root::new(id)) });
 }}

@@ -2,11 +2,16 @@
 //!
 //! A 404 on a resource means "no such object", which is innocent, or "no such route", which is a lie if some other
 //! apiserver serves the type: the garbage collector deletes what depends on an owner that it takes for gone. A 404 that
-//! may be the second is believed only if the documents of all apiservers agree; else the client is told 503.
+//! may be the second is believed only if the apiservers, asked after that request was sent, confirm it; else the client is
+//! told 503.
+
+use std::time::Duration;
 
 use crate::peers::exclusions::Exclusions;
 use crate::peers::table::{ApiserverSet, View};
 use crate::target::Resource;
+
+pub mod held;
 
 /// Who was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +40,22 @@ pub enum Verdict {
     Pass,
     /// The client gets a 503 instead.
     Refuse(WhyRefused),
+    /// It is held until these apiservers, asked after the request was sent, have said what is expected.
+    Ask {
+        /// Who is asked; never empty.
+        whom: ApiserverSet,
+        /// What each of them has to say for the 404 to be believed.
+        expected: Expected,
+    },
+}
+
+/// What an apiserver has to say for a 404 to be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// It lists the type: then the object is missing.
+    StillListed,
+    /// It does not list the type, and neither does anybody else.
+    ListedByNobody,
 }
 
 /// Why a 404 is not believed.
@@ -42,10 +63,12 @@ pub enum Verdict {
 pub enum WhyRefused {
     /// No apiserver made it.
     NotByApiserver,
-    /// The apiserver that answered does not list the type, and another one does.
+    /// The apiserver that answered does not list the type, and another one does or did until just now.
     ListedByAnother,
     /// Nobody is known to list the type, but not everybody could be asked.
     Unconfirmed,
+    /// Nobody lists the type any more, but somebody did not long ago: controllers still hold that discovery.
+    Vanished,
 }
 
 impl WhyRefused {
@@ -55,11 +78,13 @@ impl WhyRefused {
             Self::NotByApiserver => "not_by_apiserver",
             Self::ListedByAnother => "listed_by_another",
             Self::Unconfirmed => "unconfirmed",
+            Self::Vanished => "vanished",
         }
     }
 }
 
-/// Judges a 404 for `resource`. `apiservers` are all that are configured.
+/// Judges a 404 for `resource`. `apiservers` are all that are configured; a type that vanished after `vanished_after`
+/// counts as served.
 pub fn judge(
     not_found: NotFound,
     resource: &Resource<'_>,
@@ -67,6 +92,7 @@ pub fn judge(
     view: &View,
     apiservers: ApiserverSet,
     exclusions: &Exclusions,
+    vanished_after: Duration,
 ) -> Verdict {
     if !not_found.is_by_apiserver {
         return Verdict::Refuse(WhyRefused::NotByApiserver);
@@ -74,24 +100,37 @@ pub fn judge(
     if exclusions.contain(resource.group, resource.version) {
         return Verdict::Pass;
     }
-    let servers = view.table.servers_of(resource);
+    let listing = view.table.look_up(resource);
     let health = view.health(resource.group);
-    let unknown = apiservers.without(health.known);
-    let (asked_may_serve_it, asked_lists_it) = match asked {
-        Asked::One(apiserver) => {
-            (servers.contains(apiserver) || unknown.contains(apiserver), servers.contains(apiserver))
-        }
-        // The answer may come from any of them: only what all list is surely listed by the one that answered.
-        Asked::AnyOne => (!servers.union(unknown).is_empty(), servers == apiservers),
-        Asked::Stranger => (false, false),
+    let may_serve_it = listing.servers.union(apiservers.without(health.known));
+    // Those one of which has answered, if they can be told.
+    let candidates = match asked {
+        Asked::One(apiserver) => ApiserverSet::only(apiserver).intersection(may_serve_it),
+        Asked::AnyOne => may_serve_it,
+        Asked::Stranger => ApiserverSet::EMPTY,
     };
-    if asked_may_serve_it && (asked_lists_it || !not_found.looks_like_missing_route) {
+    if !candidates.is_empty() && !not_found.looks_like_missing_route {
         return Verdict::Pass;
     }
-    if !servers.is_empty() {
+    // Somebody who is known not to serve it may have answered: a gateway cannot tell.
+    let may_be_another = asked == Asked::AnyOne && !may_serve_it.contains_all(health.known);
+    if listing.servers.is_empty() {
+        let has_vanished = listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after);
+        if has_vanished {
+            return Verdict::Refuse(WhyRefused::Vanished);
+        }
+        return Verdict::Ask { whom: apiservers, expected: Expected::ListedByNobody };
+    }
+    if candidates.is_empty() || may_be_another {
         return Verdict::Refuse(WhyRefused::ListedByAnother);
     }
-    if health.fresh.contains_all(apiservers) { Verdict::Pass } else { Verdict::Refuse(WhyRefused::Unconfirmed) }
+    // The balancer of a gateway leaves those alone that fail.
+    let failing = health.known.without(health.fresh);
+    let whom = if asked == Asked::AnyOne { candidates.without(failing) } else { candidates };
+    if whom.is_empty() {
+        return Verdict::Refuse(WhyRefused::Unconfirmed);
+    }
+    Verdict::Ask { whom, expected: Expected::StillListed }
 }
 
 /// Whether a 404 has the form that apiservers give to an unknown group, version, resource or subresource. Told from the
@@ -125,7 +164,10 @@ mod tests {
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
-    use crate::peers::table::Health;
+    use std::rc::Rc;
+
+    use crate::discovery::document::{Document, Half};
+    use crate::peers::table::{Context, Health};
     use crate::target::{DecodedPath, Target};
     use crate::testing::{set, view};
 
@@ -140,7 +182,8 @@ mod tests {
         let decoded = DecodedPath::new(path.as_bytes()).unwrap();
         let Target::Resource(resource) = decoded.target() else { panic!("{path} is no resource") };
         let view = view(&[("crates", servers.to_vec())], health);
-        judge(not_found, &resource, asked, &view, EVERYBODY, &Exclusions::default())
+        let long_ago = Duration::from_secs(1);
+        judge(not_found, &resource, asked, &view, EVERYBODY, &Exclusions::default(), long_ago)
     }
 
     #[test]
@@ -148,14 +191,18 @@ mod tests {
         use Asked::{AnyOne, One, Stranger};
         use WhyRefused::{ListedByAnother, NotByApiserver, Unconfirmed};
         let refuse = Verdict::Refuse;
+        let still = |whom| Verdict::Ask { whom: set(whom), expected: Expected::StillListed };
+        let nobody = Verdict::Ask { whom: EVERYBODY, expected: Expected::ListedByNobody };
         let (pass, depot) = (Verdict::Pass, "depot.k8s.io");
         let third_failing = Health { known: EVERYBODY, fresh: set(&[0, 1]) };
         let third_unknown = Health { known: set(&[0, 1]), fresh: set(&[0, 1]) };
         let first_unknown = Health { known: set(&[1, 2]), fresh: set(&[1, 2]) };
+        let all_failing = Health { known: EVERYBODY, fresh: set(&[]) };
         let nothing_known = Health::default();
         for (group, servers, health, asked, not_found, expected, why) in [
             (depot, &[0, 1, 2][..], ALL_FRESH, One(0), MISSING_OBJECT, pass, "the everyday missing object"),
-            (depot, &[0, 1, 2], ALL_FRESH, One(0), MISSING_ROUTE, pass, "the asked one lists it"),
+            (depot, &[0, 1, 2], ALL_FRESH, One(0), MISSING_ROUTE, still(&[0]), "does it list it still?"),
+            (depot, &[0, 1, 2], all_failing, One(0), MISSING_ROUTE, still(&[0]), "failing: asked all the same"),
             (depot, &[0, 1, 2], ALL_FRESH, One(0), FOREIGN, refuse(NotByApiserver), "Envoy's own 404"),
             ("toys.example.com", &[], nothing_known, One(0), MISSING_ROUTE, pass, "nobody builds that group in"),
             ("toys.example.com", &[], ALL_FRESH, One(0), FOREIGN, refuse(NotByApiserver), "and still not Envoy's 404"),
@@ -163,12 +210,13 @@ mod tests {
             (depot, &[1], ALL_FRESH, One(0), MISSING_OBJECT, refuse(ListedByAnother), "whatever the 404 looks like"),
             (depot, &[1], ALL_FRESH, One(2), MISSING_ROUTE, refuse(ListedByAnother), "nor does this peer"),
             (depot, &[1], ALL_FRESH, One(1), MISSING_OBJECT, pass, "rerouted to one that lists it"),
+            (depot, &[1], ALL_FRESH, One(1), MISSING_ROUTE, still(&[1]), "does the peer list it still?"),
             (depot, &[1], ALL_FRESH, Stranger, MISSING_OBJECT, refuse(ListedByAnother), "an unknown cluster answered"),
-            (depot, &[], ALL_FRESH, Stranger, MISSING_ROUTE, pass, "nobody lists it, whoever answered"),
-            (depot, &[], ALL_FRESH, One(0), MISSING_ROUTE, pass, "nobody lists it and all could be asked"),
-            (depot, &[], third_failing, One(0), MISSING_ROUTE, refuse(Unconfirmed), "one is failing"),
-            (depot, &[], third_unknown, One(0), MISSING_ROUTE, refuse(Unconfirmed), "one is unknown"),
-            (depot, &[], nothing_known, One(0), MISSING_ROUTE, refuse(Unconfirmed), "nothing is known yet"),
+            (depot, &[], ALL_FRESH, Stranger, MISSING_ROUTE, nobody, "nobody lists it, whoever answered"),
+            (depot, &[], ALL_FRESH, One(0), MISSING_ROUTE, nobody, "nobody lists it: ask all"),
+            (depot, &[], third_failing, One(0), MISSING_ROUTE, nobody, "one is failing: ask it, too"),
+            (depot, &[], third_unknown, One(0), MISSING_ROUTE, nobody, "one is unknown: ask it, too"),
+            (depot, &[], nothing_known, One(0), MISSING_ROUTE, nobody, "nothing is known yet"),
             (
                 depot,
                 &[],
@@ -179,9 +227,27 @@ mod tests {
                 "the asked one is unknown, the object is missing",
             ),
             (depot, &[1], first_unknown, One(0), MISSING_OBJECT, pass, "the same"),
-            (depot, &[1], first_unknown, One(0), MISSING_ROUTE, refuse(ListedByAnother), "and the route may be"),
+            (depot, &[1], first_unknown, One(0), MISSING_ROUTE, still(&[0]), "unknown: does it list it?"),
             (depot, &[0, 1, 2], ALL_FRESH, AnyOne, MISSING_OBJECT, pass, "gateway: all list it"),
-            (depot, &[0, 1, 2], ALL_FRESH, AnyOne, MISSING_ROUTE, pass, "gateway: all list it"),
+            (depot, &[0, 1, 2], ALL_FRESH, AnyOne, MISSING_ROUTE, still(&[0, 1, 2]), "gateway: do all list it still?"),
+            (
+                depot,
+                &[0, 1, 2],
+                third_failing,
+                AnyOne,
+                MISSING_ROUTE,
+                still(&[0, 1]),
+                "gateway: the failing one is not asked",
+            ),
+            (
+                depot,
+                &[0, 1, 2],
+                all_failing,
+                AnyOne,
+                MISSING_ROUTE,
+                refuse(Unconfirmed),
+                "gateway: nobody can be asked",
+            ),
             (
                 depot,
                 &[1],
@@ -198,14 +264,30 @@ mod tests {
                 third_unknown,
                 AnyOne,
                 MISSING_ROUTE,
-                refuse(ListedByAnother),
-                "gateway: the third answered?",
+                still(&[0, 1, 2]),
+                "gateway: the third may have answered",
             ),
-            (depot, &[], ALL_FRESH, AnyOne, MISSING_OBJECT, pass, "gateway: nobody lists it"),
-            (depot, &[], third_failing, AnyOne, MISSING_OBJECT, refuse(Unconfirmed), "gateway: not all could be asked"),
+            (depot, &[], ALL_FRESH, AnyOne, MISSING_OBJECT, nobody, "gateway: nobody lists it"),
         ] {
             assert_eq!(verdict(group, servers, health, asked, not_found), expected, "{group} {asked:?}: {why}");
         }
+    }
+
+    #[test]
+    fn a_type_that_has_just_vanished_is_still_missed() {
+        let decoded = DecodedPath::new(b"/apis/depot.k8s.io/v1/crates").unwrap();
+        let Target::Resource(resource) = decoded.target() else { panic!("no resource") };
+        let listed = view(&[("crates", vec![0])], ALL_FRESH);
+        let gone = Document { group_versions: vec![] };
+        let context = Context { exclusions: &Exclusions::default(), now: Duration::from_secs(50) };
+        let table = listed.table.with_document(0, Half::Groups, &gone, context);
+        let view = View { table: Rc::new(table), ..listed };
+        let verdict = |vanished_after| {
+            let after = Duration::from_secs(vanished_after);
+            judge(MISSING_ROUTE, &resource, Asked::One(0), &view, EVERYBODY, &Exclusions::default(), after)
+        };
+        assert_eq!(verdict(50), Verdict::Refuse(WhyRefused::Vanished));
+        assert_eq!(verdict(51), Verdict::Ask { whom: EVERYBODY, expected: Expected::ListedByNobody });
     }
 
     #[test]

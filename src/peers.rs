@@ -1,5 +1,6 @@
 //! What we know of the apiservers: their documents, how current those are, and who serves what.
 
+pub mod backoff;
 pub mod exclusions;
 pub mod refresh;
 pub mod table;

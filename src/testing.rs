@@ -1,11 +1,13 @@
 //! Small builders for the tables of tests.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::config::{Config, GroupVersionPattern};
-use crate::discovery::document::{ApiResource, Document, GroupVersion};
+use crate::discovery::document::{ApiResource, Document, GroupVersion, Half};
 use crate::peers::exclusions::Exclusions;
-use crate::peers::table::{ApiserverSet, Health, Table, View};
+use crate::peers::table::{ApiserverSet, Context, Health, Table, View};
 
 /// A set of apiservers.
 pub(crate) const fn set(indexes: &[usize]) -> ApiserverSet {
@@ -49,10 +51,14 @@ pub(crate) fn excluding(patterns: &[(&str, Option<&str>)]) -> Exclusions {
 /// A view in which the types (`resource` or `resource/subresource`) of `depot.k8s.io/v1` and `toys.example.com/v1`
 /// stand in the documents of the given apiservers, and in which both halves are in the same state.
 pub(crate) fn view(types: &[(&str, Vec<usize>)], health: Health) -> View {
-    let documents: Vec<(usize, Document)> =
-        types.iter().flat_map(|(name, servers)| servers.iter().map(move |server| (*server, document(name)))).collect();
-    let documents = documents.iter().map(|(server, document)| (*server, document));
-    View { table: Rc::new(Table::build(documents, &Exclusions::default())), core: health, groups: health }
+    let servers: BTreeSet<usize> = types.iter().flat_map(|(_, servers)| servers.iter().copied()).collect();
+    let context = Context { exclusions: &Exclusions::default(), now: Duration::ZERO };
+    let table = servers.into_iter().fold(Table::default(), |table, server| {
+        let names = types.iter().filter(|(_, servers)| servers.contains(&server)).map(|(name, _)| *name);
+        let group_versions = names.flat_map(|name| document(name).group_versions).collect();
+        table.with_document(server, Half::Groups, &Document { group_versions }, context)
+    });
+    View { table: Rc::new(table), core: health, groups: health, avoided: ApiserverSet::EMPTY }
 }
 
 fn document(type_name: &str) -> Document {

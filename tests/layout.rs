@@ -13,7 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("decision", &["config", "peers", "target"]),
     ("discovery", &[]),
     ("filter", &["config", "decision", "discovery", "guard", "local_reply", "peers", "target"]),
-    ("guard", &["peers", "target"]),
+    ("guard", &["discovery", "peers", "target"]),
     ("lib", &[]),
     ("local_reply", &[]),
     ("peers", &["config", "discovery", "peers", "target"]),

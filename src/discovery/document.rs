@@ -133,19 +133,6 @@ impl Document {
             .collect();
         if group_versions.is_empty() { Err(DocumentError::Empty) } else { Ok(Self { group_versions }) }
     }
-
-    /// Keeps what `previous` knew of the group-versions that are stale here: a backend that cannot be reached just
-    /// now takes no type away.
-    pub fn keep_stale_from(&mut self, previous: &Self) {
-        for stale in self.group_versions.iter_mut().filter(|group_version| group_version.is_stale) {
-            let known = previous
-                .group_versions
-                .iter()
-                .filter(|known| known.group == stale.group && known.version == stale.version)
-                .flat_map(|known| known.resources.iter().cloned());
-            stale.resources.extend(known);
-        }
-    }
 }
 
 /// The JSON shapes, forgiving wherever a server may leave out or null a member that we do not need.
@@ -336,23 +323,5 @@ mod tests {
             document.group_versions.iter().map(|gv| (gv.version.as_str(), gv.is_stale, gv.resources.len())).collect();
         assert_eq!(versions, [("v1", false, 3), ("v2", true, 0), ("v3", false, 0)]);
         assert_eq!(document.group_versions[0].resources[2].subresources, ["status"]);
-    }
-
-    #[test]
-    fn a_stale_group_version_takes_nothing_away() {
-        let parse = |freshness: &str, resources: &str| {
-            let body = format!(
-                r#"{{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[{{"metadata":{{"name":"g.k8s.io"}},
-                "versions":[{{"version":"v1","freshness":"{freshness}","resources":{resources}}}]}}]}}"#
-            );
-            Document::parse(Half::Groups, V2, body.as_bytes()).unwrap()
-        };
-        let before = parse("Current", r#"[{"resource":"crates"}]"#);
-        let mut stale = parse("Stale", "[]");
-        stale.keep_stale_from(&before);
-        assert_eq!(stale.group_versions[0].resources, before.group_versions[0].resources);
-        let mut emptied = parse("Current", "[]");
-        emptied.keep_stale_from(&before);
-        assert!(emptied.group_versions[0].resources.is_empty(), "only Stale excuses an empty list");
     }
 }

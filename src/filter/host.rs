@@ -41,6 +41,8 @@ unsafe extern "C" {
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_call_foreign_function(name: *const u8, name_size: usize, argument: *const u8, argument_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_send_local_response(status: u32, details: *const u8, details_size: usize, body: *const u8, body_size: usize, headers: *const u8, headers_size: usize, grpc_status: i32) -> u32;
 }
 
@@ -192,6 +194,26 @@ pub(super) fn send_local_response(
             NO_GRPC_STATUS,
         )
     })
+}
+
+/// Lets a held answer go on as it is.
+pub(super) fn continue_response() -> Result<(), HostStatus> {
+    const RESPONSE: u32 = 1;
+    // SAFETY: a number goes in and a number comes out.
+    done(unsafe { proxy_continue_stream(RESPONSE) })
+}
+
+/// Makes the calls that follow, within the same callback, act on another context. Fails for a stream that is gone.
+pub(super) fn set_effective_context(context: u32) -> Result<(), HostStatus> {
+    // SAFETY: a number goes in and a number comes out.
+    done(unsafe { proxy_set_effective_context(context) })
+}
+
+/// Logs what Envoy refuses, where nothing better can be done.
+pub(super) fn log_failure(what: &str, outcome: Result<(), HostStatus>) {
+    if let Err(status) = outcome {
+        log::error!("{what}: {status}");
+    }
 }
 
 /// proxy-wasm's form of a header list: the number of pairs, the lengths of each, then names and values, each with a NUL

@@ -1,59 +1,116 @@
-//! Polling: when to ask whom, and what an answer changes.
+//! What is known of the apiservers, and how it is kept current: whom to ask when, and what an answer changes.
 //!
 //! A state machine without I/O. Time comes in as a [`Duration`] since any fixed moment of a monotonic clock; questions
 //! come out and somebody else sends them. A poll that fails never takes away what an earlier one told: while an
 //! apiserver is configured, its last good document counts and its silence is doubt.
 
+use std::rc::Rc;
 use std::time::Duration;
 
-use crate::discovery::document::{Document, DocumentError, Half};
-use crate::peers::table::{ApiserverSet, Health};
+use crate::config::Config;
+use crate::discovery::api_services::{self, ApiServicesError};
+use crate::discovery::document::{self, Document, DocumentError, Half};
+use crate::peers::backoff;
+use crate::peers::exclusions::Exclusions;
+use crate::peers::table::{ApiserverSet, Context, Health, Table, View};
 
 /// How much longer than the call's own timeout we wait before we take an answer for lost. Envoy answers every call at its
 /// timeout at the latest; this is for the day when it does not, and must only be longer than a busy worker's delay.
 const LOST_ANSWER_GRACE: Duration = Duration::from_secs(1);
 
-/// Polls of all apiservers.
-#[derive(Debug)]
-pub struct Refresh {
-    /// One of each half for each apiserver, in the order of the configuration.
-    apiservers: Vec<[Poll; 2]>,
-    interval: Duration,
-    timeout: Duration,
-    max_document_bytes: usize,
+/// Between two questions about one document of one apiserver. Clients that ask for types that nobody serves must not turn
+/// into a load of discovery requests.
+const SPACING: Duration = Duration::from_millis(100);
+
+/// Between two polls that come early for a reason (a guarded 404, a failed request). Reasons come by the hundred.
+const EARLY_SPACING: Duration = Duration::from_secs(1);
+
+/// How often, and how much.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Number of apiservers.
+    pub apiservers: usize,
+    /// The local one, in sidecar mode: APIServices are asked of it.
+    pub local: Option<usize>,
+    /// See `discovery.refreshInterval`.
+    pub interval: Duration,
+    /// See `discovery.timeout`.
+    pub timeout: Duration,
+    /// See `discovery.forgetAfter`.
+    pub forget_after: Duration,
+    /// See `discovery.maxDocumentBytes`.
+    pub max_document_bytes: usize,
+    /// See `exclusions.apiServices`.
+    pub api_services: bool,
+    /// See `exclusions.gracePeriod`.
+    pub grace_period: Duration,
 }
 
-/// What is known of one half of one apiserver.
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A discovery document.
+    Half(Half),
+    /// The APIService objects.
+    ApiServices,
+}
+
+/// All that is known of the apiservers.
+#[derive(Debug)]
+pub struct Peers {
+    settings: Settings,
+    /// Both halves of each apiserver, in the order of the configuration.
+    apiservers: Vec<[Poll; 2]>,
+    api_services: Poll,
+    table: Rc<Table>,
+    exclusions: Exclusions,
+    avoided: ApiserverSet,
+    /// How many questions have been sent.
+    sent: u64,
+}
+
+/// One document of one apiserver.
 #[derive(Debug, Default)]
 struct Poll {
-    document: Option<Document>,
-    etag: Option<String>,
+    is_known: bool,
     is_fresh: bool,
+    etag: Option<String>,
+    /// How many polls have failed in a row.
+    failures: u32,
     /// The words of the last failure, so that the log tells a change and not every repetition.
     failure: Option<String>,
     next_due: Duration,
-    attempt: u64,
-    /// Until when the answer to `attempt` is awaited.
-    awaited_until: Option<Duration>,
+    sent_at: Option<Duration>,
+    /// To be sent as soon as spacing allows.
+    is_wanted: bool,
+    in_flight: Option<InFlight>,
 }
 
-/// A poll that is due: `GET half.path()` on the apiserver.
+#[derive(Debug, Clone, Copy)]
+struct InFlight {
+    id: QuestionId,
+    /// Until when the answer is awaited.
+    deadline: Duration,
+}
+
+/// A question that is due: a GET of [`Subject::path`] from an apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Which poll this is; to be handed back with the answer.
+    /// Which question this is; to be handed back with the answer.
     pub id: QuestionId,
     /// Entity tag of the document that we have: an unchanged one is answered with a 304 without a body.
     pub if_none_match: Option<String>,
 }
 
-/// Names one attempt of one poll.
+/// Names one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuestionId {
     /// Index of the apiserver in the configuration.
     pub apiserver: usize,
-    /// The document asked for.
-    pub half: Half,
-    attempt: u64,
+    /// What is asked for.
+    pub subject: Subject,
+    /// Counts all questions: a later one has a higher number. See [`Peers::mark`].
+    pub number: u64,
 }
 
 /// What came back.
@@ -67,6 +124,8 @@ pub enum Answer<'a> {
         content_type: &'a [u8],
         /// Header `etag`.
         etag: Option<&'a [u8]>,
+        /// Header `retry-after`.
+        retry_after: Option<&'a [u8]>,
         /// The whole body.
         body: &'a [u8],
     },
@@ -74,7 +133,7 @@ pub enum Answer<'a> {
     Failed(PollError),
 }
 
-/// Why a poll brought no document.
+/// Why a poll brought nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum PollError {
     /// Envoy did not take the call: no such cluster, no host, circuit breaker.
@@ -98,10 +157,12 @@ pub enum PollError {
         host_status: u32,
     },
     /// Another status than 200 and 304. Envoy's own answers for a dead apiserver are 503 and 504.
-    #[error("status {status}{}", hint(*.status))]
+    #[error("status {status}{hint}")]
     Status {
         /// The status code; 0 if there was none.
         status: u16,
+        /// What an operator should look at first.
+        hint: &'static str,
     },
     /// A 304 although nothing is there that could be unchanged.
     #[error("304 without a document to keep")]
@@ -109,32 +170,24 @@ pub enum PollError {
     /// Larger than `discovery.maxDocumentBytes`.
     #[error("{bytes} bytes, more than discovery.maxDocumentBytes")]
     TooLarge {
-        /// Size of the body.
+        /// How much of the body was read.
         bytes: usize,
     },
     /// A 200 that is no discovery document.
     #[error(transparent)]
     Document(#[from] DocumentError),
-}
-
-/// What an operator should look at first.
-fn hint(status: u16) -> &'static str {
-    match status {
-        401 => ": the poll cluster's credential is not valid",
-        403 => ": the poll cluster's credential may not read discovery (ClusterRole system:discovery)",
-        406 => ": the apiserver has no aggregated discovery in JSON",
-        503 | 504 => ": the apiserver cannot be reached or is not ready",
-        _ => "",
-    }
+    /// A 200 that is no list of APIServices.
+    #[error(transparent)]
+    ApiServices(#[from] ApiServicesError),
 }
 
 /// What an answer, or its absence, has changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// A document is another one than before: the table must be built again.
-    pub document: bool,
-    /// The health of the half is another one than before.
-    pub health: bool,
+    /// The answer was good, and is the answer to the question that was named.
+    pub is_good: bool,
+    /// The [view](Peers::view) is another one than before.
+    pub view: bool,
     /// What there is to log.
     pub event: Option<Event>,
 }
@@ -148,93 +201,304 @@ pub enum Event {
     Recovered,
 }
 
-impl Refresh {
-    /// Nothing is known and all is due at once.
-    pub fn new(apiservers: usize, interval: Duration, timeout: Duration, max_document_bytes: usize) -> Self {
-        let apiservers = (0..apiservers).map(|_| <[Poll; 2]>::default()).collect();
-        Self { apiservers, interval, timeout, max_document_bytes }
+/// What becomes of a wish to know what an apiserver serves now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asking {
+    /// An answer will come.
+    Awaited,
+    /// The apiserver fails its polls and is not asked again just now.
+    BackingOff,
+}
+
+impl From<&Config> for Settings {
+    fn from(config: &Config) -> Self {
+        Self {
+            apiservers: config.apiservers.len(),
+            local: config.local,
+            interval: config.discovery.refresh_interval,
+            timeout: config.discovery.timeout,
+            forget_after: config.discovery.forget_after,
+            max_document_bytes: config.discovery.max_document_bytes,
+            api_services: config.exclusions.api_services,
+            grace_period: config.exclusions.grace_period,
+        }
+    }
+}
+
+impl Subject {
+    /// Where an apiserver answers it.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Half(half) => half.path(),
+            Self::ApiServices => api_services::PATH,
+        }
     }
 
-    /// The polls that are due, each of which counts as sent from now on. A tick that comes late finds each poll due once.
-    pub fn due(&mut self, now: Duration) -> Vec<Question> {
-        let (interval, patience) = (self.interval, self.timeout.saturating_add(LOST_ANSWER_GRACE));
-        let mut questions = Vec::new();
-        for (apiserver, halves) in self.apiservers.iter_mut().enumerate() {
-            for (half, poll) in Half::ALL.into_iter().zip(halves) {
-                if poll.awaited_until.is_none() && poll.next_due <= now {
-                    poll.next_due = now.saturating_add(interval);
-                    poll.awaited_until = Some(now.saturating_add(patience));
-                    poll.attempt = poll.attempt.wrapping_add(1);
-                    let id = QuestionId { apiserver, half, attempt: poll.attempt };
-                    questions.push(Question { id, if_none_match: poll.etag.clone() });
-                }
+    /// In which form it is asked for.
+    pub const fn accept(self) -> &'static str {
+        match self {
+            Self::Half(_) => document::POLL_ACCEPT,
+            Self::ApiServices => api_services::ACCEPT,
+        }
+    }
+
+    const fn hint(self, status: u16) -> &'static str {
+        match (status, self) {
+            (401, _) => ": the poll cluster's credential is not valid",
+            (403, Self::Half(_)) => {
+                ": the poll cluster's credential may not read discovery (bind it to ClusterRole system:discovery)"
             }
+            (403, Self::ApiServices) => {
+                ": the poll cluster's credential needs the verbs get and list on apiservices in apiregistration.k8s.io; \
+                 until it has them, group-versions of CRDs and aggregated APIs are told by their names alone"
+            }
+            (406, _) => ": the apiserver has no aggregated discovery in JSON",
+            (503 | 504, _) => ": the apiserver cannot be reached or is not ready",
+            _ => "",
+        }
+    }
+}
+
+impl Peers {
+    /// Nothing is known and all is due at once.
+    pub fn new(settings: Settings, exclusions: Exclusions) -> Self {
+        let apiservers = (0..settings.apiservers).map(|_| <[Poll; 2]>::default()).collect();
+        Self {
+            settings,
+            apiservers,
+            api_services: Poll::default(),
+            table: Rc::default(),
+            exclusions,
+            avoided: ApiserverSet::EMPTY,
+            sent: 0,
+        }
+    }
+
+    /// All that decisions are made from.
+    pub fn view(&self) -> View {
+        View {
+            table: Rc::clone(&self.table),
+            core: self.health(Half::Core),
+            groups: self.health(Half::Groups),
+            avoided: self.avoided,
+        }
+    }
+
+    /// Group-versions that are left alone.
+    pub const fn exclusions(&self) -> &Exclusions {
+        &self.exclusions
+    }
+
+    /// At most this much of a body need be read: a longer one is refused.
+    pub const fn read_limit(&self) -> usize {
+        self.settings.max_document_bytes.saturating_add(1)
+    }
+
+    /// The number of the latest question. A question with a higher number was sent later than now.
+    pub const fn mark(&self) -> u64 {
+        self.sent
+    }
+
+    /// The questions that are due, each of which counts as sent from now on. A tick that comes late finds each due once.
+    pub fn due(&mut self, now: Duration) -> Vec<Question> {
+        let mut questions = Vec::new();
+        for apiserver in 0..self.apiservers.len() {
+            for half in Half::ALL {
+                questions.extend(self.send(apiserver, Subject::Half(half), now));
+            }
+        }
+        if self.settings.api_services {
+            let apiserver = self.settings.local.unwrap_or_else(|| self.whom_to_ask_for_api_services());
+            questions.extend(self.send(apiserver, Subject::ApiServices, now));
         }
         questions
     }
 
-    /// Gives up the polls whose answer should have come long ago.
-    pub fn lost(&mut self, now: Duration) -> Vec<QuestionId> {
-        let mut lost = Vec::new();
-        for (apiserver, halves) in self.apiservers.iter().enumerate() {
-            for (half, poll) in Half::ALL.into_iter().zip(halves) {
-                if poll.awaited_until.is_some_and(|deadline| deadline <= now) {
-                    lost.push(QuestionId { apiserver, half, attempt: poll.attempt });
-                }
-            }
-        }
-        lost
+    /// In a gateway: one that answers, or each in turn while none does.
+    fn whom_to_ask_for_api_services(&self) -> usize {
+        let fresh = self.health(Half::Groups).fresh.iter().next();
+        let in_turn = usize::try_from(self.api_services.failures).unwrap_or_default();
+        fresh.or_else(|| in_turn.checked_rem(self.apiservers.len())).unwrap_or_default()
     }
 
-    /// Takes an answer. One that comes after its poll was given up changes nothing: older data never replaces newer.
-    pub fn answered(&mut self, id: QuestionId, answer: Answer<'_>) -> Change {
-        let max_document_bytes = self.max_document_bytes;
-        let Some(poll) = self.poll_mut(id) else {
-            return Change::default();
-        };
-        if poll.attempt != id.attempt || poll.awaited_until.take().is_none() {
+    fn send(&mut self, apiserver: usize, subject: Subject, now: Duration) -> Option<Question> {
+        let (patience, interval) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.settings.interval);
+        let number = self.sent.saturating_add(1);
+        let poll = self.poll_mut(apiserver, subject)?;
+        if !poll.is_due(now) {
+            return None;
+        }
+        let id = QuestionId { apiserver, subject, number };
+        poll.is_wanted = false;
+        poll.sent_at = Some(now);
+        poll.next_due = now.saturating_add(interval);
+        poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(patience) });
+        let if_none_match = poll.etag.clone();
+        self.sent = number;
+        Some(Question { id, if_none_match })
+    }
+
+    /// The questions whose answer should have come long ago.
+    pub fn lost(&self, now: Duration) -> Vec<QuestionId> {
+        let polls = self.apiservers.iter().flatten().chain([&self.api_services]);
+        polls.filter_map(|poll| poll.in_flight).filter(|awaited| awaited.deadline <= now).map(|lost| lost.id).collect()
+    }
+
+    /// Takes an answer. One that comes after its question was given up changes nothing: older data never replaces newer.
+    /// `random` is any number.
+    pub fn answered(&mut self, id: QuestionId, answer: Answer<'_>, now: Duration, random: u32) -> Change {
+        let is_awaited = |poll: &Poll| poll.in_flight.is_some_and(|in_flight| in_flight.id == id);
+        if !self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| is_awaited(poll)) {
             return Change::default();
         }
-        let was_fresh = poll.is_fresh;
-        let outcome = poll.take(id.half, answer, max_document_bytes);
-        poll.is_fresh = outcome.is_ok();
-        let health = was_fresh != poll.is_fresh;
-        match outcome {
-            Ok(document) => {
+        let retry_after = match &answer {
+            Answer::Response { status: 429 | 503, retry_after: Some(header), .. } => backoff::retry_after(header),
+            _ => None,
+        };
+        let taken = self.take(id, answer, now);
+        let interval = self.settings.interval;
+        let is_discovery = id.subject != Subject::ApiServices;
+        let Some(poll) = self.poll_mut(id.apiserver, id.subject) else { return Change::default() };
+        poll.in_flight = None;
+        let was_fresh = std::mem::replace(&mut poll.is_fresh, taken.is_ok());
+        poll.is_known |= taken.is_ok();
+        poll.failures = if taken.is_ok() { 0 } else { poll.failures.saturating_add(1) };
+        let since = if taken.is_ok() { poll.sent_at.unwrap_or(now) } else { now };
+        poll.next_due = since.saturating_add(backoff::wait(interval, poll.failures, retry_after, random));
+        let is_another_health = is_discovery && was_fresh != poll.is_fresh;
+        match taken {
+            Ok(is_another) => {
                 poll.failure = None;
-                Change { document, health, event: health.then_some(Event::Recovered) }
+                let event = (!was_fresh).then_some(Event::Recovered);
+                let was_avoided = is_discovery && self.is_back(id.apiserver);
+                Change { is_good: true, view: is_another || is_another_health || was_avoided, event }
             }
             Err(error) => {
                 let failure = error.to_string();
                 let is_news = poll.failure.as_ref() != Some(&failure);
                 let event = is_news.then(|| Event::Failing(failure.clone()));
                 poll.failure = Some(failure);
-                Change { document: false, health, event }
+                Change { is_good: false, view: is_another_health, event }
             }
         }
     }
 
-    /// The last good documents, each with the index of its apiserver.
-    pub fn documents(&self) -> impl Iterator<Item = (usize, &Document)> {
-        let indexed = self.apiservers.iter().enumerate();
-        indexed.flat_map(|(index, halves)| halves.iter().filter_map(move |poll| Some((index, poll.document.as_ref()?))))
+    /// Wants to know what an apiserver serves, asked after the question number `mark`. An answer to such a question comes
+    /// by [`Self::answered`], good or not, unless the apiserver is being left in peace.
+    pub fn ask(&mut self, apiserver: usize, half: Half, mark: u64, now: Duration) -> Asking {
+        let Some(poll) = self.poll_mut(apiserver, Subject::Half(half)) else { return Asking::BackingOff };
+        match poll.in_flight {
+            Some(in_flight) if in_flight.id.number > mark => {}
+            None if poll.failures > 0 && now < poll.next_due => return Asking::BackingOff,
+            _ => poll.is_wanted = true,
+        }
+        Asking::Awaited
+    }
+
+    /// There is a reason to believe that an apiserver says something else by now: it is polled soon, unless it is being
+    /// left in peace.
+    pub fn hurry(&mut self, apiserver: usize, now: Duration) {
+        for half in Half::ALL {
+            if let Some(poll) = self.poll_mut(apiserver, Subject::Half(half))
+                && poll.failures == 0
+            {
+                let soon = poll.sent_at.map_or(now, |sent_at| sent_at.saturating_add(EARLY_SPACING).max(now));
+                poll.next_due = poll.next_due.min(soon);
+            }
+        }
+    }
+
+    /// A request could not be sent to an apiserver, or its answer broke: until it has answered a poll, it is asked only
+    /// where nobody else can be, and it is polled soon. Whether the view is another one now.
+    pub fn failed_request(&mut self, apiserver: usize, now: Duration) -> bool {
+        self.hurry(apiserver, now);
+        let was_avoided = self.avoided.contains(apiserver);
+        self.avoided = self.avoided.union(ApiserverSet::only(apiserver));
+        !was_avoided
+    }
+
+    /// An apiserver has answered; whether it was avoided until now.
+    fn is_back(&mut self, apiserver: usize) -> bool {
+        let was_avoided = self.avoided.contains(apiserver);
+        self.avoided = self.avoided.without(ApiserverSet::only(apiserver));
+        was_avoided
+    }
+
+    /// Forgets types and exclusions that vanished long enough ago; whether the view is another one now.
+    pub fn forget(&mut self, now: Duration) -> bool {
+        let mut is_another = false;
+        if self.exclusions.forget_before(now.saturating_sub(self.settings.grace_period)) {
+            self.table = Rc::new(self.table.with_exclusions(&self.exclusions));
+            is_another = true;
+        }
+        if let Some(table) = self.table.without_vanished_before(now.saturating_sub(self.settings.forget_after)) {
+            self.table = Rc::new(table);
+            is_another = true;
+        }
+        is_another
     }
 
     /// How far the documents of a half can be relied upon.
-    pub fn health(&self, half: Half) -> Health {
+    fn health(&self, half: Half) -> Health {
         let set = |is_member: fn(&Poll) -> bool| -> ApiserverSet {
             let members = self.apiservers.iter().enumerate().filter(|(_, halves)| is_member(poll_of(halves, half)));
             members.map(|(index, _)| index).collect()
         };
-        Health { known: set(|poll| poll.document.is_some()), fresh: set(|poll| poll.is_fresh) }
+        Health { known: set(|poll| poll.is_known), fresh: set(|poll| poll.is_fresh) }
     }
 
-    fn poll_mut(&mut self, id: QuestionId) -> Option<&mut Poll> {
-        let [core, groups] = self.apiservers.get_mut(id.apiserver)?;
-        Some(match id.half {
+    /// Stores what a good answer says; whether the table is another one than before.
+    fn take(&mut self, id: QuestionId, answer: Answer<'_>, now: Duration) -> Result<bool, PollError> {
+        let (status, content_type, etag, body) = match answer {
+            Answer::Response { status, content_type, etag, body, .. } => (status, content_type, etag, body),
+            Answer::Failed(error) => return Err(error),
+        };
+        let is_known = self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| poll.is_known);
+        match (status, id.subject) {
+            (200, _) if body.len() > self.settings.max_document_bytes => Err(PollError::TooLarge { bytes: body.len() }),
+            (200, Subject::Half(half)) => {
+                let document = Document::parse(half, content_type, body)?;
+                if let Some(poll) = self.poll_mut(id.apiserver, id.subject) {
+                    // A tag that is not text could not be sent back; the next poll then gets the whole document.
+                    poll.etag = etag.and_then(|etag| String::from_utf8(etag.to_vec()).ok());
+                }
+                let context = Context { exclusions: &self.exclusions, now };
+                let table = self.table.with_document(id.apiserver, half, &document, context);
+                Ok(self.replace_table(table))
+            }
+            (200, Subject::ApiServices) => {
+                self.exclusions.learn(api_services::not_built_in(body)?, now);
+                let table = self.table.with_exclusions(&self.exclusions);
+                Ok(self.replace_table(table))
+            }
+            (304, _) if is_known => Ok(false),
+            (304, _) => Err(PollError::NothingToKeep),
+            (status, subject) => Err(PollError::Status { status, hint: subject.hint(status) }),
+        }
+    }
+
+    fn replace_table(&mut self, table: Table) -> bool {
+        let is_another = *self.table != table;
+        if is_another {
+            self.table = Rc::new(table);
+        }
+        is_another
+    }
+
+    fn poll_mut(&mut self, apiserver: usize, subject: Subject) -> Option<&mut Poll> {
+        let Subject::Half(half) = subject else { return Some(&mut self.api_services) };
+        let [core, groups] = self.apiservers.get_mut(apiserver)?;
+        Some(match half {
             Half::Core => core,
             Half::Groups => groups,
         })
+    }
+}
+
+impl Poll {
+    fn is_due(&self, now: Duration) -> bool {
+        let is_spaced = self.sent_at.is_none_or(|sent_at| sent_at.saturating_add(SPACING) <= now);
+        self.in_flight.is_none() && is_spaced && (self.is_wanted || self.next_due <= now)
     }
 }
 
@@ -246,38 +510,13 @@ const fn poll_of(halves: &[Poll; 2], half: Half) -> &Poll {
     }
 }
 
-impl Poll {
-    /// Stores what a good answer says; whether the document is another one than before.
-    fn take(&mut self, half: Half, answer: Answer<'_>, max_document_bytes: usize) -> Result<bool, PollError> {
-        let (status, content_type, etag, body) = match answer {
-            Answer::Response { status, content_type, etag, body } => (status, content_type, etag, body),
-            Answer::Failed(error) => return Err(error),
-        };
-        match status {
-            200 if body.len() > max_document_bytes => Err(PollError::TooLarge { bytes: body.len() }),
-            200 => {
-                let mut document = Document::parse(half, content_type, body)?;
-                if let Some(previous) = &self.document {
-                    document.keep_stale_from(previous);
-                }
-                // A tag that is not text could not be sent back; the next poll then gets the whole document.
-                self.etag = etag.and_then(|etag| String::from_utf8(etag.to_vec()).ok());
-                let is_another = self.document.as_ref() != Some(&document);
-                self.document = Some(document);
-                Ok(is_another)
-            }
-            304 if self.document.is_some() => Ok(false),
-            304 => Err(PollError::NothingToKeep),
-            status => Err(PollError::Status { status }),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]
     use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    use crate::peers::table::Names;
 
     const INTERVAL: Duration = Duration::from_secs(5);
     const TIMEOUT: Duration = Duration::from_secs(3);
@@ -294,44 +533,72 @@ mod tests {
         )
     }
 
-    fn response<'a>(status: u16, body: &'a str) -> Answer<'a> {
-        Answer::Response { status, content_type: V2, etag: Some(b"\"tag\""), body: body.as_bytes() }
+    /// The random number that moves no wait.
+    const EVEN: u32 = 50;
+
+    fn peers(apiservers: usize) -> Peers {
+        let settings = Settings {
+            apiservers,
+            local: Some(0),
+            interval: INTERVAL,
+            timeout: TIMEOUT,
+            forget_after: seconds(300),
+            max_document_bytes: 10_000,
+            api_services: false,
+            grace_period: seconds(300),
+        };
+        Peers::new(settings, Exclusions::default())
     }
 
-    /// One apiserver whose `/apis` has been read at second 0.
-    fn with_document() -> Refresh {
-        let mut refresh = Refresh::new(1, INTERVAL, TIMEOUT, 10_000);
-        for question in refresh.due(seconds(0)) {
-            let group = if question.id.half == Half::Core { "" } else { "depot.k8s.io" };
-            let change = refresh.answered(question.id, response(200, &document(group, "crates")));
-            assert_eq!(change, Change { document: true, health: true, event: Some(Event::Recovered) });
+    fn response(status: u16, body: &str) -> Answer<'_> {
+        Answer::Response { status, content_type: V2, etag: Some(b"\"tag\""), retry_after: None, body: body.as_bytes() }
+    }
+
+    /// One apiserver whose documents have been read at second 0.
+    fn with_documents() -> Peers {
+        let mut peers = peers(1);
+        for question in peers.due(seconds(0)) {
+            let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
+            let change = peers.answered(question.id, response(200, &document(group, "crates")), seconds(0), EVEN);
+            assert_eq!(change, Change { is_good: true, view: true, event: Some(Event::Recovered) });
         }
-        refresh
+        peers
     }
 
-    fn resources(refresh: &Refresh) -> Vec<String> {
-        let group_versions = refresh.documents().flat_map(|(_, document)| &document.group_versions);
-        group_versions.flat_map(|gv| gv.resources.iter().map(|r| format!("{}/{}", gv.group, r.name))).collect()
+    /// The question about `/apis`, which must be due.
+    fn groups(peers: &mut Peers, now: u64) -> QuestionId {
+        let due = peers.due(seconds(now));
+        let groups = due.iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
+        groups.unwrap_or_else(|| panic!("nothing is due at {now}")).id
+    }
+
+    fn serves(peers: &Peers, resource: &str) -> bool {
+        let names: Names<'_> = [b"depot.k8s.io", b"v1", resource.as_bytes(), b""];
+        peers.table.iter().any(|(have, listing)| have == names && !listing.servers.is_empty())
     }
 
     #[test]
     fn each_half_of_each_apiserver_is_due_once_an_interval() {
-        let mut refresh = Refresh::new(2, INTERVAL, TIMEOUT, 10_000);
-        let first = refresh.due(seconds(0));
-        let asked: Vec<_> = first.iter().map(|question| (question.id.apiserver, question.id.half)).collect();
-        assert_eq!(asked, [(0, Half::Core), (0, Half::Groups), (1, Half::Core), (1, Half::Groups)]);
-        assert_eq!(refresh.due(seconds(1)), [], "all are on their way");
+        let mut peers = peers(2);
+        let first = peers.due(seconds(0));
+        let asked: Vec<_> = first.iter().map(|question| (question.id.apiserver, question.id.subject)).collect();
+        let (core, groups) = (Subject::Half(Half::Core), Subject::Half(Half::Groups));
+        assert_eq!(asked, [(0, core), (0, groups), (1, core), (1, groups)]);
+        assert_eq!(peers.due(seconds(1)), [], "all are on their way");
         for question in first {
-            refresh.answered(question.id, response(503, ""));
+            let half = question.id.subject;
+            let body = document(if half == core { "" } else { "apps" }, "things");
+            peers.answered(question.id, response(200, &body), seconds(1), EVEN);
         }
-        assert_eq!(refresh.due(seconds(4)), [], "not before the interval is over");
-        assert_eq!(refresh.due(seconds(95)).len(), 4, "a late tick causes one poll each");
-        assert_eq!(refresh.due(seconds(95)), [], "and no burst");
+        assert_eq!(peers.due(seconds(4)), [], "not before the interval is over");
+        assert_eq!(peers.due(seconds(95)).len(), 4, "a late tick causes one poll each");
+        assert_eq!(peers.due(seconds(95)), [], "and no burst");
     }
 
     #[test]
     fn no_failure_takes_a_document_away() {
         let oversized = document("depot.k8s.io", &"x".repeat(10_000));
+        let other_half = document("", "pods");
         for (answer, expected, why) in [
             (response(503, ""), "status 503: the apiserver cannot be reached", "unreachable or not ready"),
             (response(403, "{}"), "status 403: the poll cluster's credential may not", "no rights"),
@@ -342,50 +609,48 @@ mod tests {
             (response(200, ""), "cannot be read", "an empty body"),
             (response(200, "{\"kind\":"), "cannot be read", "a cut body"),
             (response(200, "{\"kind\":\"Status\"}"), "is a \"Status\"", "another kind"),
-            (response(200, &document("", "pods")), "no group", "the other half's document"),
+            (response(200, &other_half), "no group", "the other half's document"),
             (response(200, &oversized), "more than discovery.maxDocumentBytes", "too large"),
             (Answer::Failed(PollError::Reset), "reset", "cut by the network"),
             (Answer::Failed(PollError::Lost), "no answer", "an answer that never came"),
         ] {
-            let mut refresh = with_document();
-            let before = resources(&refresh);
-            let groups = refresh.due(seconds(5)).remove(1);
-            let change = refresh.answered(groups.id, answer);
+            let mut peers = with_documents();
+            let id = groups(&mut peers, 6);
+            let change = peers.answered(id, answer, seconds(6), EVEN);
             let Some(Event::Failing(message)) = change.event else { panic!("{why}: nothing to log") };
             assert!(message.contains(expected), "{why}: {message}");
-            assert!(change.health && !change.document, "{why}");
-            assert_eq!(resources(&refresh), before, "{why}: the last good document stays");
-            let health = refresh.health(Half::Groups);
-            assert_eq!((health.known, health.fresh), (ApiserverSet::only(0), ApiserverSet::EMPTY), "{why}: failing");
-            assert_eq!(refresh.health(Half::Core).fresh, ApiserverSet::only(0), "{why}: the other half is untouched");
+            assert!(change.view && !change.is_good, "{why}");
+            assert!(serves(&peers, "crates"), "{why}: the last good document stays");
+            let (only, nobody) = (ApiserverSet::only(0), ApiserverSet::EMPTY);
+            assert_eq!(peers.view().groups, Health { known: only, fresh: nobody }, "{why}: failing");
+            assert_eq!(peers.view().core, Health { known: only, fresh: only }, "{why}: the other half is untouched");
         }
     }
 
     #[test]
     fn a_304_keeps_the_document_and_makes_it_fresh() {
-        let mut refresh = with_document();
-        let groups = refresh.due(seconds(5)).remove(1);
-        assert_eq!(groups.if_none_match.as_deref(), Some("\"tag\""));
-        refresh.answered(groups.id, response(503, ""));
-        let groups = refresh.due(seconds(10)).remove(0);
-        let change = refresh.answered(groups.id, response(304, ""));
-        assert_eq!(change, Change { document: false, health: true, event: Some(Event::Recovered) });
+        let mut peers = with_documents();
+        let due = peers.due(seconds(6));
+        assert!(due.iter().all(|question| question.if_none_match.as_deref() == Some("\"tag\"")));
+        peers.answered(due[1].id, response(503, ""), seconds(6), EVEN);
+        let id = groups(&mut peers, 7);
+        let change = peers.answered(id, response(304, ""), seconds(7), EVEN);
+        assert_eq!(change, Change { is_good: true, view: true, event: Some(Event::Recovered) });
 
-        let mut nothing_yet = Refresh::new(1, INTERVAL, TIMEOUT, 10_000);
-        let core = nothing_yet.due(seconds(0)).remove(0);
-        let change = nothing_yet.answered(core.id, response(304, ""));
+        let mut nothing_yet = self::peers(1);
+        let id = groups(&mut nothing_yet, 0);
+        let change = nothing_yet.answered(id, response(304, ""), seconds(0), EVEN);
         assert!(matches!(change.event, Some(Event::Failing(message)) if message.contains("304 without")));
-        assert_eq!(nothing_yet.health(Half::Core), Health::default());
+        assert_eq!(nothing_yet.view().groups, Health::default());
     }
 
     #[test]
     fn a_failure_is_told_once_until_it_changes() {
-        let mut refresh = with_document();
+        let mut peers = with_documents();
         let mut told = Vec::new();
-        for (second, status) in [(5, 503), (10, 503), (15, 403), (20, 304), (25, 304)] {
-            let groups = refresh.due(seconds(second)).pop().unwrap();
-            let change = refresh.answered(groups.id, response(status, ""));
-            told.push(match change.event {
+        for (second, status) in [(10, 503), (20, 503), (30, 403), (40, 304), (50, 304)] {
+            let id = groups(&mut peers, second);
+            told.push(match peers.answered(id, response(status, ""), seconds(second), EVEN).event {
                 Some(Event::Failing(_)) => "failing",
                 Some(Event::Recovered) => "recovered",
                 None => "-",
@@ -395,26 +660,142 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_never_comes_does_not_block_the_next_poll() {
-        let mut refresh = with_document();
-        let late = refresh.due(seconds(5)).remove(1);
-        assert!(refresh.lost(seconds(8)).is_empty(), "still in time");
-        for id in refresh.lost(seconds(9)) {
-            refresh.answered(id, Answer::Failed(PollError::Lost));
+    fn failures_are_retried_soon_and_never_later_than_the_interval() {
+        let mut peers = with_documents();
+        let mut now = seconds(6);
+        let mut waits = Vec::new();
+        for _ in 0..6 {
+            let question =
+                peers.due(now).into_iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
+            peers.answered(question.unwrap().id, response(503, ""), now, EVEN);
+            let sent = now;
+            while !peers.due(now).iter().any(|question| question.id.subject == Subject::Half(Half::Groups)) {
+                now += Duration::from_millis(100);
+            }
+            waits.push((now - sent).as_millis());
+            let again = peers.lost(seconds(1_000)).into_iter().find(|id| id.subject == Subject::Half(Half::Groups));
+            peers.answered(again.unwrap(), response(503, ""), now, EVEN);
+            now += Duration::from_secs(60);
         }
-        let newer = refresh.due(seconds(10)).remove(1);
-        let newer_body = document("depot.k8s.io", "newer");
-        let older_body = document("depot.k8s.io", "older");
-        assert_eq!(refresh.answered(late.id, response(200, &older_body)), Change::default(), "given up");
-        assert!(refresh.answered(newer.id, response(200, &newer_body)).document);
-        assert_eq!(refresh.answered(newer.id, response(200, &older_body)), Change::default(), "answered twice");
-        assert_eq!(resources(&refresh), ["/crates", "depot.k8s.io/newer"]);
+        assert_eq!(waits, [500, 2000, 5000, 5000, 5000, 5000], "every second failure is seen here");
+
+        let id = groups(&mut peers, 2_000);
+        let busy = Answer::Response { status: 429, content_type: b"", etag: None, retry_after: Some(b"20"), body: b"" };
+        peers.answered(id, busy, seconds(2_000), EVEN);
+        assert!(peers.due(seconds(2_019)).iter().all(|question| question.id.subject != Subject::Half(Half::Groups)));
+        groups(&mut peers, 2_020);
+    }
+
+    #[test]
+    fn an_answer_that_never_comes_does_not_block_the_next_poll() {
+        let mut peers = with_documents();
+        let late = groups(&mut peers, 6);
+        assert!(peers.lost(seconds(9)).is_empty(), "still in time");
+        for id in peers.lost(seconds(10)) {
+            peers.answered(id, Answer::Failed(PollError::Lost), seconds(10), EVEN);
+        }
+        let newer = groups(&mut peers, 11);
+        let (newer_body, older_body) = (document("depot.k8s.io", "newer"), document("depot.k8s.io", "older"));
+        let given_up = peers.answered(late, response(200, &older_body), seconds(11), EVEN);
+        assert_eq!(given_up, Change::default(), "given up");
+        assert!(peers.answered(newer, response(200, &newer_body), seconds(11), EVEN).view);
+        let twice = peers.answered(newer, response(200, &older_body), seconds(11), EVEN);
+        assert_eq!(twice, Change::default(), "answered twice");
+        assert!(serves(&peers, "newer") && !serves(&peers, "older"));
     }
 
     #[test]
     fn a_document_that_says_the_same_is_no_change() {
-        let mut refresh = with_document();
-        let groups = refresh.due(seconds(5)).remove(1);
-        assert_eq!(refresh.answered(groups.id, response(200, &document("depot.k8s.io", "crates"))), Change::default());
+        let mut peers = with_documents();
+        let id = groups(&mut peers, 6);
+        let change = peers.answered(id, response(200, &document("depot.k8s.io", "crates")), seconds(6), EVEN);
+        assert_eq!(change, Change { is_good: true, view: false, event: None });
+    }
+
+    #[test]
+    fn asking_is_shared_spaced_and_given_up_while_an_apiserver_fails() {
+        let mut peers = with_documents();
+        let millis = |millis| seconds(1) + Duration::from_millis(millis);
+        let ask = |peers: &mut Peers, mark, now| peers.ask(0, Half::Groups, mark, now);
+        let mark = peers.mark();
+        assert_eq!(ask(&mut peers, mark, millis(0)), Asking::Awaited);
+        let due = peers.due(millis(0));
+        assert_eq!(due.len(), 1, "asked at once, and only for the half concerned");
+        assert_eq!(ask(&mut peers, mark, millis(10)), Asking::Awaited);
+        assert_eq!(peers.due(millis(10)), [], "shared: the question was sent after both requests");
+
+        let later = peers.mark();
+        assert_eq!(ask(&mut peers, later, millis(20)), Asking::Awaited, "sent before this request");
+        assert_eq!(peers.due(millis(150)), [], "one at a time");
+        peers.answered(due[0].id, response(304, ""), millis(150), EVEN);
+        let again = peers.due(millis(150));
+        assert_eq!(again.len(), 1, "and asked again for the later one");
+
+        peers.answered(again[0].id, response(304, ""), millis(151), EVEN);
+        let mark = peers.mark();
+        ask(&mut peers, mark, millis(160));
+        assert_eq!(peers.due(millis(249)), [], "100 ms apart");
+        let third = peers.due(millis(250));
+        peers.answered(third[0].id, response(503, ""), millis(250), EVEN);
+        let mark = peers.mark();
+        assert_eq!(ask(&mut peers, mark, millis(300)), Asking::BackingOff);
+        assert_eq!(ask(&mut peers, mark, millis(750)), Asking::Awaited, "due again");
+    }
+
+    #[test]
+    fn reasons_bring_the_next_poll_forward_and_never_cause_a_storm() {
+        let mut peers = with_documents();
+        assert_eq!(peers.due(seconds(2)), [], "an idle second");
+        for _ in 0..100 {
+            peers.hurry(0, seconds(2));
+        }
+        let due = peers.due(seconds(2));
+        assert_eq!(due.len(), 2, "both halves, once");
+        for question in due {
+            peers.answered(question.id, response(304, ""), seconds(2), EVEN);
+        }
+        peers.hurry(0, seconds(2));
+        assert_eq!(peers.due(seconds(2) + Duration::from_millis(900)), [], "a second apart");
+        assert_eq!(peers.due(seconds(3)).len(), 2, "deferred, not dropped");
+    }
+
+    #[test]
+    fn an_apiserver_that_failed_a_request_is_avoided_until_it_answers() {
+        let mut peers = with_documents();
+        assert!(peers.failed_request(0, seconds(1)));
+        assert!(!peers.failed_request(0, seconds(1)), "no news");
+        assert_eq!(peers.view().avoided, ApiserverSet::only(0));
+        let id = groups(&mut peers, 1);
+        assert!(peers.answered(id, response(304, ""), seconds(1), EVEN).view);
+        assert_eq!(peers.view().avoided, ApiserverSet::EMPTY);
+    }
+
+    #[test]
+    fn api_services_are_asked_of_one_apiserver() {
+        let list = |names: &[&str]| {
+            let items: Vec<_> = names.iter().map(|name| format!(r#"{{"metadata":{{"name":"{name}"}}}}"#)).collect();
+            format!(r#"{{"kind":"PartialObjectMetadataList","items":[{}]}}"#, items.join(","))
+        };
+        let mut peers = peers(2);
+        peers.settings.api_services = true;
+        peers.settings.local = None;
+        let due = peers.due(seconds(0));
+        assert_eq!(due.iter().filter(|question| question.id.subject == Subject::ApiServices).count(), 1);
+        let id = due[4].id;
+        let refused = peers.answered(id, response(403, "{}"), seconds(0), EVEN);
+        let Some(Event::Failing(message)) = refused.event else { panic!("nothing to log") };
+        assert!(message.contains("get and list on apiservices in apiregistration.k8s.io"), "{message}");
+        assert!(!refused.view, "nothing is learned, nothing is lost");
+
+        let next = peers.due(seconds(5)).pop().unwrap().id;
+        assert_eq!((next.subject, next.apiserver), (Subject::ApiServices, 1), "another one, while none has answered");
+        peers.answered(next, response(200, &list(&["v1.hangar.k8s.io"])), seconds(5), EVEN);
+        assert!(
+            peers.exclusions().contain(b"hangar.k8s.io", b"v1") && !peers.exclusions().contain(b"hangar.k8s.io", b"v2")
+        );
+        let next = peers.due(seconds(20)).pop().unwrap().id;
+        peers.answered(next, response(200, &list(&[])), seconds(20), EVEN);
+        assert!(!peers.forget(seconds(319)) && peers.exclusions().contain(b"hangar.k8s.io", b"v1"));
+        assert!(peers.forget(seconds(321)) && !peers.exclusions().contain(b"hangar.k8s.io", b"v1"));
     }
 }

@@ -1,10 +1,12 @@
 //! The table: which apiservers serve a type.
 //!
-//! Built from the last good discovery documents and then only read. A look-up hashes the path's own bytes, probes
-//! once and answers with a bit set; it allocates nothing.
+//! Made of what apiservers have said last, one half of one apiserver after the other. The documents themselves are not
+//! kept: one bit for each apiserver at each type says the same. A look-up hashes the path's own bytes, probes once and
+//! answers with a bit set; it allocates nothing.
 
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
+use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -94,8 +96,19 @@ pub struct Health {
     pub fresh: ApiserverSet,
 }
 
-/// Types and who serves them. Group-versions that are excluded never enter it.
-#[derive(Debug, Default)]
+/// What the table says of one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Listing {
+    /// Apiservers whose last good document lists it.
+    pub servers: ApiserverSet,
+    /// Its group-version is left alone: see [`Exclusions`].
+    pub is_excluded: bool,
+    /// When the last apiserver took it out of its document; `None` if one lists it, or none ever did.
+    pub vanished_at: Option<Duration>,
+}
+
+/// Types and who serves them. Immutable: every change makes another one, so that readers never see half of it.
+#[derive(Debug, Clone, Default)]
 pub struct Table {
     entries: HashTable<Entry>,
     names: Vec<u8>,
@@ -103,44 +116,20 @@ pub struct Table {
 }
 
 /// One type; its four names lie behind each other in [`Table::names`].
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Entry {
     start: u32,
     lengths: [u16; 4],
-    apiservers: ApiserverSet,
+    listing: Listing,
 }
 
 /// Group, version, resource, subresource.
-type Names<'n> = [&'n [u8]; 4];
+pub(super) type Names<'n> = [&'n [u8]; 4];
 
 impl Table {
-    /// Builds the table from documents, each with the index of its apiserver. What stands in `exclusions` is left
-    /// out, so that a look-up answers "nobody" for it.
-    pub fn build<'d>(documents: impl IntoIterator<Item = (usize, &'d Document)>, exclusions: &Exclusions) -> Self {
-        let mut table = Self::default();
-        for (apiserver, document) in documents {
-            for group_version in &document.group_versions {
-                let (group, version) = (group_version.group.as_bytes(), group_version.version.as_bytes());
-                if exclusions.contain(group, version) {
-                    continue;
-                }
-                for resource in &group_version.resources {
-                    let name = resource.name.as_bytes();
-                    table.insert([group, version, name, b""], apiserver);
-                    for subresource in &resource.subresources {
-                        table.insert([group, version, name, subresource.as_bytes()], apiserver);
-                    }
-                }
-            }
-        }
-        table
-    }
-
-    /// The apiservers whose document lists the resource (down to its subresource).
-    pub fn servers_of(&self, resource: &Resource<'_>) -> ApiserverSet {
-        let names = [resource.group, resource.version, resource.resource, resource.subresource];
-        let entry = self.entries.find(hash(&self.hasher, names), |entry| entry.has_names(&self.names, names));
-        entry.map(|entry| entry.apiservers).unwrap_or_default()
+    /// What is known of the resource (down to its subresource). Probes once and allocates nothing.
+    pub fn look_up(&self, resource: &Resource<'_>) -> Listing {
+        self.find([resource.group, resource.version, resource.resource, resource.subresource])
     }
 
     /// How many types (resources and subresources) the table holds.
@@ -153,23 +142,109 @@ impl Table {
         self.entries.is_empty()
     }
 
-    fn insert(&mut self, names: Names<'_>, apiserver: usize) {
+    /// The table after an apiserver has said what one half of it serves. Types of a group-version that is stale there
+    /// are kept: a backend that cannot be reached just now takes no type away.
+    pub fn with_document(&self, apiserver: usize, half: Half, document: &Document, context: Context<'_>) -> Self {
+        let said = ApiserverSet::only(apiserver);
+        let is_stale = |[group, version, ..]: Names<'_>| {
+            let stale = document.group_versions.iter().filter(|group_version| group_version.is_stale);
+            stale.into_iter().any(|gv| gv.group.as_bytes() == group && gv.version.as_bytes() == version)
+        };
+        let mut next = Self::default();
+        for (names, listing) in self.iter() {
+            let is_concerned = Half::of_group(names[0]) == half && !is_stale(names);
+            let servers = if is_concerned { listing.servers.without(said) } else { listing.servers };
+            next.insert(names, Listing { servers, ..listing });
+        }
+        for group_version in &document.group_versions {
+            let (group, version) = (group_version.group.as_bytes(), group_version.version.as_bytes());
+            let is_excluded = context.exclusions.contain(group, version);
+            let listing = Listing { servers: said, is_excluded, vanished_at: None };
+            for resource in &group_version.resources {
+                let name = resource.name.as_bytes();
+                next.insert([group, version, name, b""], listing);
+                for subresource in &resource.subresources {
+                    next.insert([group, version, name, subresource.as_bytes()], listing);
+                }
+            }
+        }
+        next.date_what_vanished(context.now);
+        next
+    }
+
+    /// The table with other exclusions.
+    pub fn with_exclusions(&self, exclusions: &Exclusions) -> Self {
+        let mut next = Self::default();
+        for (names, listing) in self.iter() {
+            next.insert(names, Listing { is_excluded: exclusions.contain(names[0], names[1]), ..listing });
+        }
+        next
+    }
+
+    /// The table without the types that vanished before a moment; `None` if there are none.
+    pub fn without_vanished_before(&self, moment: Duration) -> Option<Self> {
+        let is_over = |listing: &Listing| listing.vanished_at.is_some_and(|vanished_at| vanished_at < moment);
+        if !self.entries.iter().any(|entry| is_over(&entry.listing)) {
+            return None;
+        }
+        let mut next = Self::default();
+        for (names, listing) in self.iter().filter(|(_, listing)| !is_over(listing)) {
+            next.insert(names, listing);
+        }
+        Some(next)
+    }
+
+    /// All types in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Names<'_>, Listing)> {
+        self.entries.iter().filter_map(|entry| Some((entry.names(&self.names)?, entry.listing)))
+    }
+
+    /// Adds a type; one that is there gets the servers of both.
+    pub(super) fn insert(&mut self, names: Names<'_>, listing: Listing) {
         let Self { entries, names: stored, hasher } = self;
         let hashed = hash(hasher, names);
         if let Some(entry) = entries.find_mut(hashed, |entry| entry.has_names(stored, names)) {
-            entry.apiservers = entry.apiservers.union(ApiserverSet::only(apiserver));
+            let servers = entry.listing.servers.union(listing.servers);
+            entry.listing = Listing { servers, ..listing };
             return;
         }
         // Names beyond these sizes (64 KiB each, 4 GiB in all) cannot be asked for over HTTP: leave them out.
-        let (Some(lengths), Ok(start)) = (lengths_of(names), u32::try_from(stored.len())) else {
-            return;
-        };
+        let (Some(lengths), Ok(start)) = (lengths_of(names), u32::try_from(stored.len())) else { return };
         for name in names {
             stored.extend_from_slice(name);
         }
-        let entry = Entry { start, lengths, apiservers: ApiserverSet::only(apiserver) };
+        let entry = Entry { start, lengths, listing };
         entries.insert_unique(hashed, entry, |entry| hash(hasher, entry.names(stored).unwrap_or_default()));
     }
+
+    /// Notes since when a type is listed by nobody.
+    pub(super) fn date_what_vanished(&mut self, now: Duration) {
+        for entry in &mut self.entries {
+            let is_listed = !entry.listing.servers.is_empty();
+            entry.listing.vanished_at = if is_listed { None } else { entry.listing.vanished_at.or(Some(now)) };
+        }
+    }
+
+    fn find(&self, names: Names<'_>) -> Listing {
+        let entry = self.entries.find(hash(&self.hasher, names), |entry| entry.has_names(&self.names, names));
+        entry.map(|entry| entry.listing).unwrap_or_default()
+    }
+}
+
+/// The same types with the same listings, in whatever order they came.
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().all(|(names, listing)| other.find(names) == listing)
+    }
+}
+
+/// What a change of the table needs to know beside the document.
+#[derive(Debug, Clone, Copy)]
+pub struct Context<'c> {
+    /// Group-versions that are left alone.
+    pub exclusions: &'c Exclusions,
+    /// The time.
+    pub now: Duration,
 }
 
 impl Entry {
@@ -214,6 +289,8 @@ pub struct View {
     pub core: Health,
     /// State of the `/apis` documents.
     pub groups: Health,
+    /// Apiservers that have just failed a request: asked only where nobody else can be.
+    pub avoided: ApiserverSet,
 }
 
 impl View {
@@ -249,22 +326,43 @@ mod tests {
         Document { group_versions: types.iter().map(group_version).collect() }
     }
 
-    fn servers(table: &Table, path: &str) -> Vec<usize> {
+    fn listing(table: &Table, path: &str) -> Listing {
         let path = DecodedPath::new(path.as_bytes()).unwrap();
         let Target::Resource(resource) = path.target() else { panic!("no resource") };
-        table.servers_of(&resource).iter().collect()
+        table.look_up(&resource)
+    }
+
+    fn servers(table: &Table, path: &str) -> Vec<usize> {
+        listing(table, path).servers.iter().collect()
+    }
+
+    /// What apiservers say one after the other, a second apart.
+    fn said(documents: &[(usize, Half, &Document)], exclusions: &Exclusions) -> Table {
+        let mut table = Table::default();
+        for (second, (apiserver, half, document)) in (1..).zip(documents) {
+            let context = Context { exclusions, now: Duration::from_secs(second) };
+            table = table.with_document(*apiserver, *half, document, context);
+        }
+        table
     }
 
     #[test]
     fn types_are_found_with_all_who_serve_them() {
-        let old = document(&[("", "v1", "pods", &["log", "status"]), ("apps", "v1", "deployments", &[])]);
+        let core = |subresources| document(&[("", "v1", "pods", subresources)]);
+        let (old_core, new_core) = (core(&["log", "status"]), core(&["log", "resize"]));
+        let old = document(&[("apps", "v1", "deployments", &[])]);
         let new = document(&[
-            ("", "v1", "pods", &["log", "resize"]),
             ("apps", "v1", "deployments", &["scale"]),
             ("depot.k8s.io", "v1", "crates", &[]),
             ("depot.k8s.io", "v1", "crates", &["status"]),
         ]);
-        let table = Table::build([(0, &old), (63, &new)], &Exclusions::default());
+        let documents = [
+            (0, Half::Core, &old_core),
+            (0, Half::Groups, &old),
+            (63, Half::Core, &new_core),
+            (63, Half::Groups, &new),
+        ];
+        let table = said(&documents, &Exclusions::default());
         for (path, expected, why) in [
             ("/api/v1/pods", vec![0, 63], "on both"),
             ("/api/v1/namespaces/n/pods/p/log", vec![0, 63], "a subresource on both"),
@@ -278,19 +376,75 @@ mod tests {
             assert_eq!(servers(&table, path), expected, "{path}: {why}");
         }
         assert_eq!(table.len(), 8);
+        // Each says the same again.
+        let again: Vec<_> = documents.iter().chain(&documents).copied().collect();
+        assert_eq!(said(&again, &Exclusions::default()), table);
     }
 
     #[test]
-    fn excluded_group_versions_are_served_by_nobody() {
+    fn a_half_speaks_only_for_itself() {
+        let (pods, deployments) =
+            (document(&[("", "v1", "pods", &[])]), document(&[("apps", "v1", "deployments", &[])]));
+        let documents = [(0, Half::Core, &pods), (0, Half::Groups, &deployments), (0, Half::Core, &pods)];
+        let table = said(&documents, &Exclusions::default());
+        assert_eq!(servers(&table, "/apis/apps/v1/deployments"), [0]);
+        assert_eq!(servers(&table, "/api/v1/pods"), [0]);
+    }
+
+    #[test]
+    fn what_vanishes_everywhere_is_remembered() {
+        let (with, without) = (document(&[("depot.k8s.io", "v1", "crates", &[])]), document(&[]));
+        let steps = [(0, Half::Groups, &with), (1, Half::Groups, &with), (0, Half::Groups, &without)];
+        let table = said(&steps, &Exclusions::default());
+        let crates = |table: &Table| listing(table, "/apis/depot.k8s.io/v1/crates");
+        assert_eq!((servers(&table, "/apis/depot.k8s.io/v1/crates"), crates(&table).vanished_at), (vec![1], None));
+
+        let gone = said(
+            &[steps[0], steps[1], steps[2], (1, Half::Groups, &without), (1, Half::Groups, &without)],
+            &Exclusions::default(),
+        );
+        let vanished_at = Duration::from_secs(4);
+        assert_eq!(crates(&gone), Listing { vanished_at: Some(vanished_at), ..Listing::default() });
+        assert!(gone.without_vanished_before(vanished_at).is_none(), "not yet");
+        let forgotten = gone.without_vanished_before(Duration::from_secs(5)).unwrap();
+        assert_eq!((crates(&forgotten), forgotten.len()), (Listing::default(), 0));
+
+        let back = said(&[steps[0], steps[2], steps[0]], &Exclusions::default());
+        assert_eq!((servers(&back, "/apis/depot.k8s.io/v1/crates"), crates(&back).vanished_at), (vec![0], None));
+    }
+
+    #[test]
+    fn a_stale_group_version_takes_nothing_away() {
+        let full = document(&[("depot.k8s.io", "v1", "crates", &["status"]), ("depot.k8s.io", "v2", "crates", &[])]);
+        let mut stale = document(&[("depot.k8s.io", "v1", "pallets", &[]), ("depot.k8s.io", "v2", "pallets", &[])]);
+        stale.group_versions[0].is_stale = true;
+        let table = said(&[(0, Half::Groups, &full), (0, Half::Groups, &stale)], &Exclusions::default());
+        assert_eq!(servers(&table, "/apis/depot.k8s.io/v1/crates/c/status"), [0], "stale: kept");
+        assert_eq!(servers(&table, "/apis/depot.k8s.io/v1/pallets"), [0], "and what it does list counts");
+        assert!(servers(&table, "/apis/depot.k8s.io/v2/crates").is_empty(), "current: believed");
+    }
+
+    #[test]
+    fn excluded_group_versions_are_marked() {
         let document = document(&[
             ("toys.example.com", "v1", "widgets", &[]),
             ("hangar.k8s.io", "v1", "planes", &[]),
             ("hangar.k8s.io", "v2", "planes", &[]),
         ]);
-        let table = Table::build([(0, &document)], &excluding(&[("hangar.k8s.io", Some("v1"))]));
-        assert!(servers(&table, "/apis/toys.example.com/v1/widgets").is_empty());
-        assert!(servers(&table, "/apis/hangar.k8s.io/v1/planes").is_empty());
-        assert_eq!(servers(&table, "/apis/hangar.k8s.io/v2/planes"), [0]);
+        let table = said(&[(0, Half::Groups, &document)], &excluding(&[("hangar.k8s.io", Some("v1"))]));
+        let excluded = |table: &Table, path| listing(table, path).is_excluded;
+        for (path, expected) in [
+            ("/apis/toys.example.com/v1/widgets", true),
+            ("/apis/hangar.k8s.io/v1/planes", true),
+            ("/apis/hangar.k8s.io/v2/planes", false),
+        ] {
+            assert_eq!(excluded(&table, path), expected, "{path}");
+            assert_eq!(servers(&table, path), [0], "{path}: still known");
+        }
+        let other = table.with_exclusions(&excluding(&[("hangar.k8s.io", Some("v2"))]));
+        assert!(
+            !excluded(&other, "/apis/hangar.k8s.io/v1/planes") && excluded(&other, "/apis/hangar.k8s.io/v2/planes")
+        );
     }
 
     #[test]

@@ -281,7 +281,7 @@ async fn an_apiserver_that_fails_its_polls_keeps_what_it_serves() {
     let [_, new, _] = &plane.apiservers[..] else { panic!("three apiservers") };
     for (fault, why) in [
         (Fault::Status(500, None), "500"),
-        (Fault::Status(429, Some(30)), "429"),
+        (Fault::Status(429, Some(1)), "429"),
         (Fault::Status(403, None), "403"),
         (Fault::Reset, "reset"),
         (Fault::ResetMidBody, "cut in the middle"),

@@ -33,7 +33,7 @@ async fn answered_by(plane: &ControlPlane, path: &str, rounds: usize) -> Vec<Str
 /// Asserts which apiservers answer a path, over enough requests to see all that may.
 async fn assert_rows(plane: &ControlPlane, rows: &[(&str, &[&str], &str)]) {
     for (path, expected, why) in rows {
-        assert_eq!(answered_by(plane, path, 24).await, *expected, "{path}: {why}");
+        assert_eq!(answered_by(plane, path, 60).await, *expected, "{path}: {why}");
     }
 }
 
@@ -118,7 +118,7 @@ async fn disabled_never_reroutes_and_still_tells_no_false_404() {
         })
         .await
         .unwrap();
-        let seen = answered_by(&plane, NEW_GROUP, 24).await;
+        let seen = answered_by(&plane, NEW_GROUP, 60).await;
         let expected: &[&str] = if file == SIDECAR { &["503"] } else { &["503", "cp-2"] };
         assert_eq!(seen, expected, "{file}");
         for apiserver in &plane.apiservers {

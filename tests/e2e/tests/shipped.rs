@@ -429,6 +429,21 @@ const MANAGER_PROPERTIES: &[Property] = &[
         |shipped| shipped.manager_mut()["http_filters"].as_array_mut().unwrap().reverse(),
     ),
     (
+        "the request's method is kept where the filter looks for it when an apiserver fails",
+        |shipped| {
+            let kept = json!([{
+                "object_key": "mixed_version_proxy.method",
+                "factory_key": "envoy.string",
+                "format_string": {"text_format_source": {"inline_string": "%REQ(:METHOD)%"}},
+            }]);
+            let method = shipped.filters().iter().filter(|filter| filter["name"] == "request_method");
+            unlike(method, |filter| filter["typed_config"]["on_request_headers"] == kept)
+        },
+        |shipped| {
+            shipped.manager_mut()["http_filters"].as_array_mut().unwrap().retain(|f| f["name"] != "request_method")
+        },
+    ),
+    (
         "a crashed filter fails requests for a moment only, and never lets one pass by",
         |shipped| {
             let reload =
@@ -739,7 +754,7 @@ const REQUESTS: &[(&str, &str, Option<&str>, &str)] = &[
     ("GET", "/api/v1/namespaces/n/pods/p/exec?command=sh", Some("websocket"), "upgrade"),
     ("POST", "/api/v1/namespaces/n/pods/p/exec?command=sh", Some("SPDY/3.1"), "upgrade"),
     ("GET", "/api/v1/namespaces/n/services/s/proxy/live", Some("websocket"), "upgrade"),
-    ("GET", "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/v/console", Some("websocket"), "upgrade"),
+    ("GET", "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachines/v/console", Some("websocket"), "upgrade"),
     ("GET", "/api/v1/pods?watch=true", Some("websocket"), "upgrade"),
     ("GET", "/apis/storagemigration.k8s.io/v1/storageversionmigrations", Some("websocket"), "upgrade"),
     // All else.

@@ -27,6 +27,9 @@ pub const NEW: &str = "/apis/depot.k8s.io/v1/crates";
 /// Nobody serves it.
 pub const NOBODY: &str = "/apis/depot.k8s.io/v1/nosuch";
 
+/// Where APIService objects are listed.
+pub const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// A document with one resource.
@@ -40,6 +43,7 @@ pub fn document(group: &str, resource: &str) -> String {
 /// What the apiservers say: all serve pods, `cp-1` also crates.
 pub fn discovery(call: &HttpCall) -> Answer {
     let body = match (call.path(), call.upstream.as_str()) {
+        (API_SERVICES, _) => r#"{"kind":"PartialObjectMetadataList","items":[]}"#.to_owned(),
         ("/api", _) => document("", "pods"),
         (_, "cp-1-poll") => document("depot.k8s.io", "crates"),
         _ => document("apps", "deployments"),

@@ -1,0 +1,71 @@
+//! A 503 in an answer's place.
+
+use super::host;
+use crate::guard::WhyRefused;
+use crate::local_reply::{UpstreamFailure, service_unavailable};
+
+/// What the client gets.
+pub(super) struct Reply {
+    /// For the client.
+    message: &'static str,
+    /// For the access log.
+    pub(super) details: String,
+    retry: Retry,
+    /// Of the apiserver's answer that is replaced, so that its audit log can be found.
+    audit_id: Option<Vec<u8>>,
+}
+
+/// Whether the client may be told to try again.
+enum Retry {
+    Yes,
+    No,
+}
+
+impl Reply {
+    /// In place of a 404 that is not believed.
+    pub(super) fn guarded(why: WhyRefused, audit_id: Option<Vec<u8>>) -> Self {
+        let message = match why {
+            WhyRefused::NotByApiserver => "the 404 was not made by an apiserver",
+            WhyRefused::ListedByAnother => "the apiserver that answered does not serve this resource, another one does",
+            WhyRefused::Unconfirmed => "it cannot be told whether some apiserver serves this resource",
+            WhyRefused::Vanished => "no apiserver serves this resource any more, but one did until a moment ago",
+        };
+        let details = format!("mixed_version_proxy_guarded_404{{{}}}", why.word());
+        Self { message, details, retry: Retry::Yes, audit_id }
+    }
+
+    /// In place of a rerouted request's redirect.
+    pub(super) fn redirect() -> Self {
+        Self {
+            message: "the apiserver that serves this resource answered with a redirect, which would lead past the proxy",
+            details: "mixed_version_proxy_redirect".to_owned(),
+            retry: Retry::No,
+            audit_id: None,
+        }
+    }
+
+    /// In place of Envoy's own answer for an apiserver that could not be reached.
+    pub(super) fn failure(failure: UpstreamFailure, method: &[u8]) -> Self {
+        let (message, word) = match failure {
+            UpstreamFailure::NotSent => ("the apiserver cannot be reached", "not_sent"),
+            UpstreamFailure::MaybeSent => ("the connection to the apiserver broke before its answer", "maybe_sent"),
+        };
+        let retry = if failure.allows_retry(method) { Retry::Yes } else { Retry::No };
+        Self { message, details: format!("mixed_version_proxy_upstream_failure{{{word}}}"), retry, audit_id: None }
+    }
+
+    /// Sends it.
+    pub(super) fn send(&self, retry_after_seconds: u32) {
+        let retry_after = match self.retry {
+            Retry::Yes => Some(retry_after_seconds),
+            Retry::No => None,
+        };
+        let body = service_unavailable(self.message, retry_after);
+        let retry_after = retry_after.map(|seconds| seconds.to_string());
+        let mut headers: Vec<(&str, &[u8])> =
+            vec![("content-type", b"application/json"), ("cache-control", b"no-cache, private")];
+        headers.extend(retry_after.iter().map(|seconds| ("retry-after", seconds.as_bytes())));
+        headers.extend(self.audit_id.iter().map(|id| ("audit-id", id.as_slice())));
+        host::log_failure("answering with a 503", host::send_local_response(503, &self.details, &headers, &body));
+    }
+}

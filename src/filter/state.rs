@@ -1,0 +1,207 @@
+//! What the root and all streams of one configuration share on one worker.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::host;
+use super::reply::Reply;
+use crate::config::Config;
+use crate::guard::held::{Held, Released, Waiting};
+use crate::guard::{Verdict, WhyRefused};
+use crate::peers::exclusions::Exclusions;
+use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject};
+use crate::peers::table::{ApiserverSet, View};
+
+/// How often the root looks whether a poll is due: as often as questions may follow each other. An idle worker's ten
+/// wake-ups a second cost nothing that could be measured.
+const TICK: Duration = Duration::from_millis(100);
+
+/// When a stream waits for a question, the root comes as soon as Envoy's timers allow.
+const AT_ONCE: Duration = Duration::from_millis(1);
+
+/// State of one configuration on one worker. No borrow outlives the method that takes it, so none meets another.
+pub(super) struct Shared {
+    pub(super) config: Config,
+    root_id: u32,
+    peers: RefCell<Peers>,
+    held: RefCell<Held>,
+    view: RefCell<Rc<View>>,
+    random: Cell<u64>,
+    is_called_at_once: Cell<bool>,
+    /// Apiservers whose missing route has been logged.
+    misrouted: Cell<ApiserverSet>,
+}
+
+impl Shared {
+    pub(super) fn new(config: Config, root_id: u32) -> Self {
+        let exclusions = Exclusions::new(&config.exclusions.group_versions);
+        let peers = Peers::new(Settings::from(&config), exclusions);
+        // The standard library's hasher is seeded by the host's random numbers.
+        let random = Cell::new(RandomState::new().hash_one(0));
+        let shared = Self {
+            config,
+            root_id,
+            view: RefCell::new(Rc::new(peers.view())),
+            peers: RefCell::new(peers),
+            held: RefCell::default(),
+            random,
+            is_called_at_once: Cell::default(),
+            misrouted: Cell::default(),
+        };
+        shared.tick_every(TICK);
+        shared
+    }
+
+    /// What is known now.
+    pub(super) fn view(&self) -> Rc<View> {
+        Rc::clone(&self.view.borrow())
+    }
+
+    pub(super) fn random(&self) -> u32 {
+        let mut generator = fastrand::Rng::with_seed(self.random.get());
+        let number = generator.u32(..);
+        self.random.set(generator.get_seed());
+        number
+    }
+
+    pub(super) fn apiservers(&self) -> ApiserverSet {
+        ApiserverSet::first(self.config.apiservers.len())
+    }
+
+    pub(super) fn name_of(&self, apiserver: usize) -> &str {
+        self.config.apiservers.get(apiserver).map_or("", |apiserver| apiserver.name.as_str())
+    }
+
+    /// Runs `judge` with the exclusions of now.
+    pub(super) fn with_exclusions<R>(&self, judge: impl FnOnce(&Exclusions) -> R) -> R {
+        judge(self.peers.borrow().exclusions())
+    }
+
+    /// A type that vanished after this moment counts as served.
+    pub(super) fn vanished_after(&self) -> Duration {
+        host::monotonic_now().saturating_sub(self.config.discovery.forget_after)
+    }
+
+    /// The number of the latest question: see [`Peers::mark`].
+    pub(super) fn mark(&self) -> u64 {
+        self.peers.borrow().mark()
+    }
+
+    /// Most of a body that need be read.
+    pub(super) fn read_limit(&self) -> usize {
+        self.peers.borrow().read_limit()
+    }
+
+    /// The questions to send now, after those whose answer got lost were given up.
+    pub(super) fn due(&self) -> Vec<Question> {
+        if self.is_called_at_once.replace(false) {
+            self.tick_every(TICK);
+        }
+        let now = host::monotonic_now();
+        let is_another_view = self.peers.borrow_mut().forget(now);
+        if is_another_view {
+            self.show();
+        }
+        self.peers.borrow_mut().due(now)
+    }
+
+    /// The questions whose answer will not come any more.
+    pub(super) fn lost(&self) -> Vec<QuestionId> {
+        self.peers.borrow().lost(host::monotonic_now())
+    }
+
+    /// Takes the answer to a question, and lets go the held answers that it settles.
+    pub(super) fn answered(&self, id: QuestionId, answer: Answer<'_>) -> Change {
+        let (now, random) = (host::monotonic_now(), self.random());
+        let change = self.peers.borrow_mut().answered(id, answer, now, random);
+        if change.view {
+            self.show();
+        }
+        if let Subject::Half(half) = id.subject {
+            let (view, vanished_after) = (self.view(), self.vanished_after());
+            let mut held = self.held.borrow_mut();
+            let released = held.answered(id.apiserver, half, id.number, change.is_good, &view, vanished_after);
+            drop(held);
+            released.into_iter().for_each(|released| self.release(released));
+        }
+        change
+    }
+
+    /// Holds an answer until the apiservers in `waiting.pending` have been asked. `Err`: one of them is being left in
+    /// peace, so the question cannot be settled now.
+    pub(super) fn hold(&self, waiting: Waiting) -> Result<(), WhyRefused> {
+        let now = host::monotonic_now();
+        let mut peers = self.peers.borrow_mut();
+        for apiserver in waiting.pending.iter() {
+            if peers.ask(apiserver, waiting.half, waiting.mark, now) == Asking::BackingOff {
+                return Err(WhyRefused::Unconfirmed);
+            }
+        }
+        drop(peers);
+        self.held.borrow_mut().hold(waiting);
+        // Only the root may send questions: those of a stream would end with it, and leave all others waiting.
+        if !self.is_called_at_once.replace(true) {
+            self.tick_every(AT_ONCE);
+        }
+        Ok(())
+    }
+
+    /// A stream is over, or has been answered otherwise.
+    pub(super) fn drop_held(&self, stream: u32) {
+        self.held.borrow_mut().drop_stream(stream);
+    }
+
+    /// An apiserver has told a 404 that is not believed: it, or the table, is not what it was.
+    pub(super) fn hurry(&self, apiserver: usize) {
+        self.peers.borrow_mut().hurry(apiserver, host::monotonic_now());
+    }
+
+    /// A request to an apiserver has failed.
+    pub(super) fn failed_request(&self, apiserver: usize) {
+        let is_another_view = self.peers.borrow_mut().failed_request(apiserver, host::monotonic_now());
+        if is_another_view {
+            self.show();
+        }
+    }
+
+    /// Once for each apiserver: a route that is missing is missing for every request.
+    pub(super) fn log_misrouted(&self, meant: usize, answered: &[u8]) {
+        let logged = self.misrouted.get();
+        if logged.contains(meant) {
+            return;
+        }
+        self.misrouted.set(logged.union(ApiserverSet::only(meant)));
+        log::error!(
+            "a request meant for {} was answered by cluster {:?}: the Envoy configuration has no route for it",
+            self.name_of(meant),
+            String::from_utf8_lossy(answered)
+        );
+    }
+
+    fn show(&self) {
+        let view = self.peers.borrow().view();
+        *self.view.borrow_mut() = Rc::new(view);
+    }
+
+    fn release(&self, released: Released) {
+        if host::set_effective_context(released.stream).is_err() {
+            return; // Gone meanwhile.
+        }
+        match released.verdict {
+            Verdict::Pass => host::log_failure("letting an answer go", host::continue_response()),
+            Verdict::Refuse(why) => {
+                let audit_id = host::response_header("audit-id").ok().flatten();
+                Reply::guarded(why, audit_id).send(self.config.retry_after_seconds);
+            }
+            // A held answer has been asked about already.
+            Verdict::Ask { .. } => Reply::guarded(WhyRefused::Unconfirmed, None).send(self.config.retry_after_seconds),
+        }
+        host::log_failure("returning to the root context", host::set_effective_context(self.root_id));
+    }
+
+    fn tick_every(&self, period: Duration) {
+        host::log_failure("asking for ticks", host::set_tick_period(period));
+    }
+}
