@@ -9,6 +9,7 @@ mod host;
 mod http;
 mod reply;
 mod root;
+mod shared;
 mod state;
 
 proxy_wasm::main! {{

@@ -114,23 +114,20 @@ pub fn judge(
     }
     // Somebody who is known not to serve it may have answered: a gateway cannot tell.
     let may_be_another = asked == Asked::AnyOne && !may_serve_it.contains_all(health.known);
-    if listing.servers.is_empty() {
-        let has_vanished = listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after);
-        if has_vanished {
-            return Verdict::Refuse(WhyRefused::Vanished);
-        }
-        return Verdict::Ask { whom: apiservers, expected: Expected::ListedByNobody };
+    if !candidates.is_empty() && !may_be_another {
+        // The balancer of a gateway leaves those alone that fail.
+        let failing = health.known.without(health.fresh);
+        let whom = if asked == Asked::AnyOne { candidates.without(failing) } else { candidates };
+        let ask = Verdict::Ask { whom, expected: Expected::StillListed };
+        return if whom.is_empty() { Verdict::Refuse(WhyRefused::Unconfirmed) } else { ask };
     }
-    if candidates.is_empty() || may_be_another {
+    if !listing.servers.is_empty() {
         return Verdict::Refuse(WhyRefused::ListedByAnother);
     }
-    // The balancer of a gateway leaves those alone that fail.
-    let failing = health.known.without(health.fresh);
-    let whom = if asked == Asked::AnyOne { candidates.without(failing) } else { candidates };
-    if whom.is_empty() {
-        return Verdict::Refuse(WhyRefused::Unconfirmed);
+    if listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after) {
+        return Verdict::Refuse(WhyRefused::Vanished);
     }
-    Verdict::Ask { whom, expected: Expected::StillListed }
+    Verdict::Ask { whom: apiservers, expected: Expected::ListedByNobody }
 }
 
 /// Whether a 404 has the form that apiservers give to an unknown group, version, resource or subresource. Told from the
@@ -216,7 +213,7 @@ mod tests {
             (depot, &[], ALL_FRESH, One(0), MISSING_ROUTE, nobody, "nobody lists it: ask all"),
             (depot, &[], third_failing, One(0), MISSING_ROUTE, nobody, "one is failing: ask it, too"),
             (depot, &[], third_unknown, One(0), MISSING_ROUTE, nobody, "one is unknown: ask it, too"),
-            (depot, &[], nothing_known, One(0), MISSING_ROUTE, nobody, "nothing is known yet"),
+            (depot, &[], nothing_known, One(0), MISSING_ROUTE, still(&[0]), "nothing is known yet: does it list it?"),
             (
                 depot,
                 &[],

@@ -41,6 +41,8 @@ unsafe extern "C" {
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
     fn proxy_call_foreign_function(name: *const u8, name_size: usize, argument: *const u8, argument_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_get_shared_data(key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize, cas: *mut u32) -> u32;
+    fn proxy_set_shared_data(key: *const u8, key_size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_send_local_response(status: u32, details: *const u8, details_size: usize, body: *const u8, body_size: usize, headers: *const u8, headers_size: usize, grpc_status: i32) -> u32;
@@ -255,6 +257,28 @@ pub(super) fn plugin_configuration(size: usize) -> Result<Vec<u8>, HostStatus> {
 /// At most `max` bytes of the body that answers a dispatched call.
 pub(super) fn call_body(max: usize) -> Result<Vec<u8>, HostStatus> {
     buffer(kind::CALL_RESPONSE_BODY, max)
+}
+
+/// A record that all VMs with this VM's id share, and the number to compare when it is written.
+pub(super) fn shared_data(key: &str) -> Result<Option<(Vec<u8>, u32)>, HostStatus> {
+    let (mut value, mut cas) = (Returned::nothing(), 0);
+    // SAFETY: the key and all out-pointers are valid for the call.
+    let status = unsafe {
+        proxy_get_shared_data(key.as_ptr(), key.len(), &raw mut value.data, &raw mut value.size, &raw mut cas)
+    };
+    Ok(value.into_option(status)?.map(|bytes| (bytes, cas)))
+}
+
+/// Writes a shared record, with `cas` only if it is still the one that was read; whether it was.
+pub(super) fn set_shared_data(key: &str, value: &[u8], cas: Option<u32>) -> Result<bool, HostStatus> {
+    const CAS_MISMATCH: u32 = 8;
+    const UNCONDITIONALLY: u32 = 0;
+    let cas = cas.unwrap_or(UNCONDITIONALLY);
+    // SAFETY: key and value are valid for the call.
+    match unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) } {
+        CAS_MISMATCH => Ok(false),
+        status => done(status).map(|()| true),
+    }
 }
 
 /// Asks for a tick every so often.

@@ -77,6 +77,7 @@ impl RootContext for Root {
 
 impl Configured {
     fn tick(&mut self) {
+        self.shared.stand();
         for id in self.shared.lost() {
             self.calls.retain(|_, awaited| *awaited != id);
             self.take(id, Answer::Failed(PollError::Lost));
@@ -89,6 +90,7 @@ impl Configured {
                 Err(error) => self.take(question.id, Answer::Failed(error)),
             }
         }
+        self.shared.publish();
     }
 
     fn dispatch(&self, question: &Question) -> Result<u32, PollError> {

@@ -5,13 +5,18 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
+use foldhash::fast::FixedState;
+
 use super::host;
 use super::reply::Reply;
+use super::shared::SharedData;
 use crate::config::Config;
 use crate::guard::held::{Held, Released, Waiting};
 use crate::guard::{Verdict, WhyRefused};
+use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
 use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject};
+use crate::peers::snapshot::Snapshot;
 use crate::peers::table::{ApiserverSet, View};
 
 /// How often the root looks whether a poll is due: as often as questions may follow each other. An idle worker's ten
@@ -21,10 +26,20 @@ const TICK: Duration = Duration::from_millis(100);
 /// When a stream waits for a question, the root comes as soon as Envoy's timers allow.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
+/// The generation of what is too large to be published.
+const EACH_FOR_ITSELF: u64 = u64::MAX;
+
 /// State of one configuration on one worker. No borrow outlives the method that takes it, so none meets another.
 pub(super) struct Shared {
     pub(super) config: Config,
     root_id: u32,
+    data: SharedData,
+    candidate: Candidate,
+    leads: Cell<bool>,
+    /// The generation that was read or published last.
+    generation: Cell<u64>,
+    /// The leader knows more than it has published.
+    has_news: Cell<bool>,
     peers: RefCell<Peers>,
     held: RefCell<Held>,
     view: RefCell<Rc<View>>,
@@ -39,18 +54,30 @@ impl Shared {
         let exclusions = Exclusions::new(&config.exclusions.group_versions);
         let peers = Peers::new(Settings::from(&config), exclusions);
         // The standard library's hasher is seeded by the host's random numbers.
-        let random = Cell::new(RandomState::new().hash_one(0));
+        let random = RandomState::new();
+        let candidate = Candidate {
+            id: random.hash_one("candidate"),
+            configured_at: host::monotonic_now(),
+            poll_set: poll_set(&config),
+        };
         let shared = Self {
             config,
             root_id,
+            data: SharedData::of_this_plugin(),
+            candidate,
+            leads: Cell::default(),
+            generation: Cell::default(),
+            has_news: Cell::default(),
             view: RefCell::new(Rc::new(peers.view())),
             peers: RefCell::new(peers),
             held: RefCell::default(),
-            random,
+            random: Cell::new(random.hash_one("pick")),
             is_called_at_once: Cell::default(),
             misrouted: Cell::default(),
         };
         shared.tick_every(TICK);
+        // Never from nothing, if another worker or an older configuration has known something.
+        shared.adopt();
         shared
     }
 
@@ -94,7 +121,29 @@ impl Shared {
         self.peers.borrow().read_limit()
     }
 
-    /// The questions to send now, after those whose answer got lost were given up.
+    /// Looks who leads, and takes over what that one has published.
+    pub(super) fn stand(&self) {
+        let (seen, now) = (self.data.lease(), host::monotonic_now());
+        let leads = match self.candidate.step(seen.value, now) {
+            Step::Lead => true,
+            Step::Write(lease) => self.data.write_lease(&lease, &seen),
+            Step::Follow => seen.value.is_some_and(|lease| lease.generation == EACH_FOR_ITSELF),
+        };
+        let published = seen.value.map_or(0, |lease| lease.generation);
+        if published != self.generation.get() && published != EACH_FOR_ITSELF {
+            self.adopt();
+            self.generation.set(published);
+        }
+        if self.leads.replace(leads) != leads {
+            log::info!("this worker {}", if leads { "polls for all" } else { "leaves polling to another" });
+        }
+        if leads {
+            let woken = self.data.woken(self.candidate.poll_set);
+            woken.iter().for_each(|apiserver| self.peers.borrow_mut().hurry(apiserver, now));
+        }
+    }
+
+    /// The questions to send now.
     pub(super) fn due(&self) -> Vec<Question> {
         if self.is_called_at_once.replace(false) {
             self.tick_every(TICK);
@@ -104,7 +153,54 @@ impl Shared {
         if is_another_view {
             self.show();
         }
-        self.peers.borrow_mut().due(now)
+        self.peers.borrow_mut().due(now, self.leads.get())
+    }
+
+    /// Tells the other workers what they do not know yet.
+    pub(super) fn publish(&self) {
+        if !self.leads.get() || !self.has_news.replace(false) {
+            return;
+        }
+        let bytes = self.peers.borrow().snapshot(self.names()).to_bytes();
+        let generation = match bytes {
+            Ok(bytes) if self.data.publish(&bytes) => next_generation(self.generation.get()),
+            Ok(_) => return log::error!("Envoy does not take what there is to publish"),
+            Err(error) => {
+                log::error!("each worker polls for itself: {error}");
+                EACH_FOR_ITSELF
+            }
+        };
+        let (seen, now) = (self.data.lease(), host::monotonic_now());
+        // If another worker has taken the lead meanwhile, it publishes what it knows.
+        if seen.value.is_some_and(|lease| lease.holder == self.candidate.id)
+            && self.data.write_lease(&self.candidate.lease(now, generation), &seen)
+        {
+            self.generation.set(generation);
+        }
+    }
+
+    fn adopt(&self) {
+        let Some(bytes) = self.data.snapshot() else { return };
+        let is_another_view = match Snapshot::from_bytes(&bytes) {
+            Ok(snapshot) => self.peers.borrow_mut().adopt(&snapshot, self.names(), host::monotonic_now()),
+            Err(error) => return log::error!("what another worker has published: {error}"),
+        };
+        if is_another_view {
+            self.show();
+        }
+    }
+
+    /// Name and discovery cluster of each apiserver.
+    fn names(&self) -> impl Iterator<Item = (&str, &str)> {
+        let apiservers = self.config.apiservers.iter();
+        apiservers.map(|apiserver| (apiserver.name.as_str(), apiserver.discovery_cluster.as_str()))
+    }
+
+    /// Makes whoever leads poll an apiserver soon.
+    fn wake_leader(&self, apiserver: usize) {
+        if !self.leads.get() {
+            self.data.wake(self.candidate.poll_set, apiserver);
+        }
     }
 
     /// The questions whose answer will not come any more.
@@ -116,8 +212,10 @@ impl Shared {
     pub(super) fn answered(&self, id: QuestionId, answer: Answer<'_>) -> Change {
         let (now, random) = (host::monotonic_now(), self.random());
         let change = self.peers.borrow_mut().answered(id, answer, now, random);
+        self.has_news.set(true);
         if change.view {
             self.show();
+            self.wake_leader(id.apiserver);
         }
         if let Subject::Half(half) = id.subject {
             let (view, vanished_after) = (self.view(), self.vanished_after());
@@ -156,11 +254,13 @@ impl Shared {
     /// An apiserver has told a 404 that is not believed: it, or the table, is not what it was.
     pub(super) fn hurry(&self, apiserver: usize) {
         self.peers.borrow_mut().hurry(apiserver, host::monotonic_now());
+        self.wake_leader(apiserver);
     }
 
     /// A request to an apiserver has failed.
     pub(super) fn failed_request(&self, apiserver: usize) {
         let is_another_view = self.peers.borrow_mut().failed_request(apiserver, host::monotonic_now());
+        self.wake_leader(apiserver);
         if is_another_view {
             self.show();
         }
@@ -203,5 +303,20 @@ impl Shared {
 
     fn tick_every(&self, period: Duration) {
         host::log_failure("asking for ticks", host::set_tick_period(period));
+    }
+}
+
+/// What a configuration wants to be polled, as a number that all VMs of a process compute alike.
+fn poll_set(config: &Config) -> u64 {
+    let polled: Vec<_> =
+        config.apiservers.iter().map(|apiserver| (&apiserver.name, &apiserver.discovery_cluster)).collect();
+    FixedState::default().hash_one((polled, &config.discovery, &config.exclusions, config.local))
+}
+
+/// Another number than before, and neither of the special ones.
+const fn next_generation(generation: u64) -> u64 {
+    match generation.wrapping_add(1) {
+        0 | EACH_FOR_ITSELF => 1,
+        next => next,
     }
 }

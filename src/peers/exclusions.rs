@@ -60,6 +60,11 @@ impl Exclusions {
         self.learned.len() != before
     }
 
+    /// What has been learned.
+    pub(super) fn learned(&self) -> &[Excluded] {
+        &self.learned
+    }
+
     /// Takes over what somebody has learned. Of two entries with one name the first counts.
     pub(super) fn adopt(&mut self, mut learned: Vec<Excluded>) {
         learned.sort_by(|a, b| a.name.cmp(&b.name));

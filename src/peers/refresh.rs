@@ -8,11 +8,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::discovery::api_services::{self, ApiServicesError};
+use crate::discovery::api_services::{self, ApiServicesError, GroupVersionName};
 use crate::discovery::document::{self, Document, DocumentError, Half};
 use crate::peers::backoff;
-use crate::peers::exclusions::Exclusions;
-use crate::peers::table::{ApiserverSet, Context, Health, Table, View};
+use crate::peers::exclusions::{Excluded, Exclusions};
+use crate::peers::snapshot::{ApiserverState, ExcludedState, PollState, Snapshot, TypeState};
+use crate::peers::table::{ApiserverSet, Context, Health, Listing, Table, View};
 
 /// How much longer than the call's own timeout we wait before we take an answer for lost. Envoy answers every call at its
 /// timeout at the latest; this is for the day when it does not, and must only be longer than a busy worker's delay.
@@ -81,6 +82,8 @@ struct Poll {
     failure: Option<String>,
     next_due: Duration,
     sent_at: Option<Duration>,
+    /// When the question was sent whose answer, or want of one, made this state. Maybe another worker's.
+    heard: Option<Duration>,
     /// To be sent as soon as spacing allows.
     is_wanted: bool,
     in_flight: Option<InFlight>,
@@ -300,16 +303,17 @@ impl Peers {
     }
 
     /// The questions that are due, each of which counts as sent from now on. A tick that comes late finds each due once.
-    pub fn due(&mut self, now: Duration) -> Vec<Question> {
+    /// Who does not lead polls nobody, and sends only what was [asked](Self::ask) for.
+    pub fn due(&mut self, now: Duration, leads: bool) -> Vec<Question> {
         let mut questions = Vec::new();
         for apiserver in 0..self.apiservers.len() {
             for half in Half::ALL {
-                questions.extend(self.send(apiserver, Subject::Half(half), now));
+                questions.extend(self.send(apiserver, Subject::Half(half), now, leads));
             }
         }
         if self.settings.api_services {
             let apiserver = self.settings.local.unwrap_or_else(|| self.whom_to_ask_for_api_services());
-            questions.extend(self.send(apiserver, Subject::ApiServices, now));
+            questions.extend(self.send(apiserver, Subject::ApiServices, now, leads));
         }
         questions
     }
@@ -321,11 +325,11 @@ impl Peers {
         fresh.or_else(|| in_turn.checked_rem(self.apiservers.len())).unwrap_or_default()
     }
 
-    fn send(&mut self, apiserver: usize, subject: Subject, now: Duration) -> Option<Question> {
+    fn send(&mut self, apiserver: usize, subject: Subject, now: Duration, leads: bool) -> Option<Question> {
         let (patience, interval) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.settings.interval);
         let number = self.sent.saturating_add(1);
         let poll = self.poll_mut(apiserver, subject)?;
-        if !poll.is_due(now) {
+        if !poll.is_due(now, leads) {
             return None;
         }
         let id = QuestionId { apiserver, subject, number };
@@ -360,6 +364,7 @@ impl Peers {
         let is_discovery = id.subject != Subject::ApiServices;
         let Some(poll) = self.poll_mut(id.apiserver, id.subject) else { return Change::default() };
         poll.in_flight = None;
+        poll.heard = poll.sent_at;
         let was_fresh = std::mem::replace(&mut poll.is_fresh, taken.is_ok());
         poll.is_known |= taken.is_ok();
         poll.failures = if taken.is_ok() { 0 } else { poll.failures.saturating_add(1) };
@@ -424,9 +429,16 @@ impl Peers {
         was_avoided
     }
 
-    /// Forgets types and exclusions that vanished long enough ago; whether the view is another one now.
+    /// Forgets types and exclusions that vanished long enough ago, and doubts what nobody has confirmed for long; whether
+    /// the view is another one now.
     pub fn forget(&mut self, now: Duration) -> bool {
+        let patience = self.settings.interval.saturating_mul(3).saturating_add(self.settings.timeout);
         let mut is_another = false;
+        for poll in self.apiservers.iter_mut().flatten().filter(|poll| poll.is_fresh) {
+            let is_old = poll.heard.is_none_or(|heard| heard.saturating_add(patience) < now);
+            poll.is_fresh = !is_old;
+            is_another |= is_old;
+        }
         if self.exclusions.forget_before(now.saturating_sub(self.settings.grace_period)) {
             self.table = Rc::new(self.table.with_exclusions(&self.exclusions));
             is_another = true;
@@ -436,6 +448,79 @@ impl Peers {
             is_another = true;
         }
         is_another
+    }
+
+    /// What there is to tell other workers; `names` are the name and the discovery cluster of each apiserver.
+    pub fn snapshot<'s>(&'s self, names: impl Iterator<Item = (&'s str, &'s str)>) -> Snapshot<'s> {
+        let apiservers = names.zip(&self.apiservers).map(|((name, discovery_cluster), [core, groups])| {
+            ApiserverState { name, discovery_cluster, halves: [core.state(), groups.state()] }
+        });
+        let types = self.table.iter().map(|(names, listing)| TypeState {
+            names,
+            servers: listing.servers.bits(),
+            vanished_at: listing.vanished_at,
+        });
+        let excluded = self.exclusions.learned().iter().map(|excluded| ExcludedState {
+            group: &excluded.name.group,
+            version: &excluded.name.version,
+            vanished_at: excluded.vanished_at,
+        });
+        Snapshot {
+            apiservers: apiservers.collect(),
+            types: types.collect(),
+            excluded: excluded.collect(),
+            api_services: self.api_services.state(),
+        }
+    }
+
+    /// Takes over what another worker has told, where it is newer than what is known here. Apiservers are matched by name
+    /// and discovery cluster; what was told of others is left. Whether the view is another one now.
+    pub fn adopt<'s>(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        names: impl Iterator<Item = (&'s str, &'s str)>,
+        now: Duration,
+    ) -> bool {
+        let before = (Rc::clone(&self.table), self.health(Half::Core), self.health(Half::Groups), self.avoided);
+        let mut believed = [ApiserverSet::EMPTY; 2];
+        let mut ours = Vec::new();
+        for (index, (name, discovery_cluster)) in names.enumerate() {
+            let is_it =
+                |state: &&ApiserverState<'_>| state.name == name && state.discovery_cluster == discovery_cluster;
+            let theirs = snapshot.apiservers.iter().position(|state| is_it(&state));
+            let state = theirs.and_then(|theirs| snapshot.apiservers.get(theirs));
+            ours.push(theirs);
+            let (Some(state), Some(polls)) = (state, self.apiservers.get_mut(index)) else { continue };
+            let only = ApiserverSet::only(index);
+            for ((poll, state), believed) in polls.iter_mut().zip(&state.halves).zip(&mut believed) {
+                if poll.adopt(state) {
+                    *believed = believed.union(only);
+                    if poll.is_fresh {
+                        self.avoided = self.avoided.without(only);
+                    }
+                }
+            }
+        }
+        if self.api_services.adopt(&snapshot.api_services) {
+            let excluded = snapshot.excluded.iter().map(|state| Excluded {
+                name: GroupVersionName { group: state.group.to_owned(), version: state.version.to_owned() },
+                vanished_at: state.vanished_at,
+            });
+            self.exclusions.adopt(excluded.collect());
+            self.table = Rc::new(self.table.with_exclusions(&self.exclusions));
+        }
+        let types = snapshot.types.iter().map(|state| {
+            let is_in = |theirs: &Option<usize>| {
+                theirs.is_some_and(|theirs| ApiserverSet::from_bits(state.servers).contains(theirs))
+            };
+            let servers = ours.iter().enumerate().filter(|(_, theirs)| is_in(theirs)).map(|(index, _)| index).collect();
+            (state.names, Listing { servers, is_excluded: false, vanished_at: state.vanished_at })
+        });
+        let context = Context { exclusions: &self.exclusions, now };
+        let table = self.table.adopting(types, believed, context);
+        self.replace_table(table);
+        let after = (&self.table, self.health(Half::Core), self.health(Half::Groups), self.avoided);
+        (&before.0, before.1, before.2, before.3) != after
     }
 
     /// How far the documents of a half can be relied upon.
@@ -496,9 +581,34 @@ impl Peers {
 }
 
 impl Poll {
-    fn is_due(&self, now: Duration) -> bool {
+    fn state(&self) -> PollState<'_> {
+        PollState {
+            is_known: self.is_known,
+            is_fresh: self.is_fresh,
+            heard: self.heard,
+            next_due: self.next_due,
+            failures: self.failures,
+            etag: self.etag.as_deref(),
+        }
+    }
+
+    /// Takes over another worker's state if it is newer; whether it is.
+    fn adopt(&mut self, state: &PollState<'_>) -> bool {
+        let is_newer = state.heard > self.heard;
+        if is_newer {
+            self.is_known = state.is_known;
+            self.is_fresh = state.is_fresh;
+            self.heard = state.heard;
+            self.next_due = state.next_due;
+            self.failures = state.failures;
+            self.etag = state.etag.map(str::to_owned);
+        }
+        is_newer
+    }
+
+    fn is_due(&self, now: Duration, leads: bool) -> bool {
         let is_spaced = self.sent_at.is_none_or(|sent_at| sent_at.saturating_add(SPACING) <= now);
-        self.in_flight.is_none() && is_spaced && (self.is_wanted || self.next_due <= now)
+        self.in_flight.is_none() && is_spaced && (self.is_wanted || (leads && self.next_due <= now))
     }
 }
 
@@ -557,7 +667,7 @@ mod tests {
     /// One apiserver whose documents have been read at second 0.
     fn with_documents() -> Peers {
         let mut peers = peers(1);
-        for question in peers.due(seconds(0)) {
+        for question in peers.due(seconds(0), true) {
             let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
             let change = peers.answered(question.id, response(200, &document(group, "crates")), seconds(0), EVEN);
             assert_eq!(change, Change { is_good: true, view: true, event: Some(Event::Recovered) });
@@ -567,7 +677,7 @@ mod tests {
 
     /// The question about `/apis`, which must be due.
     fn groups(peers: &mut Peers, now: u64) -> QuestionId {
-        let due = peers.due(seconds(now));
+        let due = peers.due(seconds(now), true);
         let groups = due.iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
         groups.unwrap_or_else(|| panic!("nothing is due at {now}")).id
     }
@@ -580,19 +690,19 @@ mod tests {
     #[test]
     fn each_half_of_each_apiserver_is_due_once_an_interval() {
         let mut peers = peers(2);
-        let first = peers.due(seconds(0));
+        let first = peers.due(seconds(0), true);
         let asked: Vec<_> = first.iter().map(|question| (question.id.apiserver, question.id.subject)).collect();
         let (core, groups) = (Subject::Half(Half::Core), Subject::Half(Half::Groups));
         assert_eq!(asked, [(0, core), (0, groups), (1, core), (1, groups)]);
-        assert_eq!(peers.due(seconds(1)), [], "all are on their way");
+        assert_eq!(peers.due(seconds(1), true), [], "all are on their way");
         for question in first {
             let half = question.id.subject;
             let body = document(if half == core { "" } else { "apps" }, "things");
             peers.answered(question.id, response(200, &body), seconds(1), EVEN);
         }
-        assert_eq!(peers.due(seconds(4)), [], "not before the interval is over");
-        assert_eq!(peers.due(seconds(95)).len(), 4, "a late tick causes one poll each");
-        assert_eq!(peers.due(seconds(95)), [], "and no burst");
+        assert_eq!(peers.due(seconds(4), true), [], "not before the interval is over");
+        assert_eq!(peers.due(seconds(95), true).len(), 4, "a late tick causes one poll each");
+        assert_eq!(peers.due(seconds(95), true), [], "and no burst");
     }
 
     #[test]
@@ -630,7 +740,7 @@ mod tests {
     #[test]
     fn a_304_keeps_the_document_and_makes_it_fresh() {
         let mut peers = with_documents();
-        let due = peers.due(seconds(6));
+        let due = peers.due(seconds(6), true);
         assert!(due.iter().all(|question| question.if_none_match.as_deref() == Some("\"tag\"")));
         peers.answered(due[1].id, response(503, ""), seconds(6), EVEN);
         let id = groups(&mut peers, 7);
@@ -666,10 +776,10 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..6 {
             let question =
-                peers.due(now).into_iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
+                peers.due(now, true).into_iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
             peers.answered(question.unwrap().id, response(503, ""), now, EVEN);
             let sent = now;
-            while !peers.due(now).iter().any(|question| question.id.subject == Subject::Half(Half::Groups)) {
+            while !peers.due(now, true).iter().any(|question| question.id.subject == Subject::Half(Half::Groups)) {
                 now += Duration::from_millis(100);
             }
             waits.push((now - sent).as_millis());
@@ -682,7 +792,9 @@ mod tests {
         let id = groups(&mut peers, 2_000);
         let busy = Answer::Response { status: 429, content_type: b"", etag: None, retry_after: Some(b"20"), body: b"" };
         peers.answered(id, busy, seconds(2_000), EVEN);
-        assert!(peers.due(seconds(2_019)).iter().all(|question| question.id.subject != Subject::Half(Half::Groups)));
+        assert!(
+            peers.due(seconds(2_019), true).iter().all(|question| question.id.subject != Subject::Half(Half::Groups))
+        );
         groups(&mut peers, 2_020);
     }
 
@@ -719,23 +831,23 @@ mod tests {
         let ask = |peers: &mut Peers, mark, now| peers.ask(0, Half::Groups, mark, now);
         let mark = peers.mark();
         assert_eq!(ask(&mut peers, mark, millis(0)), Asking::Awaited);
-        let due = peers.due(millis(0));
+        let due = peers.due(millis(0), true);
         assert_eq!(due.len(), 1, "asked at once, and only for the half concerned");
         assert_eq!(ask(&mut peers, mark, millis(10)), Asking::Awaited);
-        assert_eq!(peers.due(millis(10)), [], "shared: the question was sent after both requests");
+        assert_eq!(peers.due(millis(10), true), [], "shared: the question was sent after both requests");
 
         let later = peers.mark();
         assert_eq!(ask(&mut peers, later, millis(20)), Asking::Awaited, "sent before this request");
-        assert_eq!(peers.due(millis(150)), [], "one at a time");
+        assert_eq!(peers.due(millis(150), true), [], "one at a time");
         peers.answered(due[0].id, response(304, ""), millis(150), EVEN);
-        let again = peers.due(millis(150));
+        let again = peers.due(millis(150), true);
         assert_eq!(again.len(), 1, "and asked again for the later one");
 
         peers.answered(again[0].id, response(304, ""), millis(151), EVEN);
         let mark = peers.mark();
         ask(&mut peers, mark, millis(160));
-        assert_eq!(peers.due(millis(249)), [], "100 ms apart");
-        let third = peers.due(millis(250));
+        assert_eq!(peers.due(millis(249), true), [], "100 ms apart");
+        let third = peers.due(millis(250), true);
         peers.answered(third[0].id, response(503, ""), millis(250), EVEN);
         let mark = peers.mark();
         assert_eq!(ask(&mut peers, mark, millis(300)), Asking::BackingOff);
@@ -745,18 +857,18 @@ mod tests {
     #[test]
     fn reasons_bring_the_next_poll_forward_and_never_cause_a_storm() {
         let mut peers = with_documents();
-        assert_eq!(peers.due(seconds(2)), [], "an idle second");
+        assert_eq!(peers.due(seconds(2), true), [], "an idle second");
         for _ in 0..100 {
             peers.hurry(0, seconds(2));
         }
-        let due = peers.due(seconds(2));
+        let due = peers.due(seconds(2), true);
         assert_eq!(due.len(), 2, "both halves, once");
         for question in due {
             peers.answered(question.id, response(304, ""), seconds(2), EVEN);
         }
         peers.hurry(0, seconds(2));
-        assert_eq!(peers.due(seconds(2) + Duration::from_millis(900)), [], "a second apart");
-        assert_eq!(peers.due(seconds(3)).len(), 2, "deferred, not dropped");
+        assert_eq!(peers.due(seconds(2) + Duration::from_millis(900), true), [], "a second apart");
+        assert_eq!(peers.due(seconds(3), true).len(), 2, "deferred, not dropped");
     }
 
     #[test]
@@ -770,6 +882,77 @@ mod tests {
         assert_eq!(peers.view().avoided, ApiserverSet::EMPTY);
     }
 
+    const NAMES: [(&str, &str); 2] = [("cp-0", "poll-0"), ("cp-1", "poll-1")];
+
+    fn tell(from: &Peers, to: &mut Peers, names: &[(&str, &str)], now: u64) -> bool {
+        let bytes = from.snapshot(NAMES.into_iter()).to_bytes().unwrap();
+        to.adopt(&Snapshot::from_bytes(&bytes).unwrap(), names.iter().copied(), seconds(now))
+    }
+
+    #[test]
+    fn a_worker_knows_what_the_leader_told() {
+        let leader = with_documents();
+        let mut follower = peers(1);
+        assert_eq!(follower.due(seconds(1), false), [], "it polls nobody");
+        assert!(tell(&leader, &mut follower, &NAMES[..1], 1));
+        assert!(!tell(&leader, &mut follower, &NAMES[..1], 1), "the same again is no news");
+        assert!(serves(&follower, "crates"));
+        assert_eq!((follower.view().core, follower.view().groups), (leader.view().core, leader.view().groups));
+        assert_eq!(
+            follower.due(seconds(2), true),
+            [],
+            "one that becomes the leader goes on where the last one stopped"
+        );
+        let next = follower.due(seconds(6), true);
+        assert!(next.iter().all(|question| question.if_none_match.as_deref() == Some("\"tag\"")));
+    }
+
+    #[test]
+    fn older_news_never_replace_newer() {
+        let leader = with_documents();
+        let mut follower = peers(1);
+        tell(&leader, &mut follower, &NAMES[..1], 1);
+        follower.ask(0, Half::Groups, follower.mark(), seconds(2));
+        let question = follower.due(seconds(2), false).remove(0);
+        follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
+        assert!(!tell(&leader, &mut follower, &NAMES[..1], 3));
+        assert!(serves(&follower, "newer") && !serves(&follower, "crates"), "its own answer is newer");
+    }
+
+    #[test]
+    fn apiservers_are_matched_by_name_and_place() {
+        let mut leader = peers(2);
+        for question in leader.due(seconds(0), true) {
+            let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
+            let resource = if question.id.apiserver == 0 { "zero" } else { "one" };
+            leader.answered(question.id, response(200, &document(group, resource)), seconds(0), EVEN);
+        }
+        for (names, expected, why) in [
+            (&[("cp-0", "poll-0"), ("cp-1", "poll-1")][..], (vec![0], vec![1]), "the same"),
+            (&[("cp-1", "poll-1"), ("cp-0", "poll-0")], (vec![1], vec![0]), "another order"),
+            (&[("cp-9", "poll-9"), ("cp-1", "poll-1")], (vec![], vec![1]), "one is not configured here"),
+            (&[("cp-0", "poll-0"), ("cp-1", "elsewhere")], (vec![0], vec![]), "one is elsewhere"),
+        ] {
+            let mut follower = peers(2);
+            tell(&leader, &mut follower, names, 1);
+            let servers = |resource: &str| {
+                let names: Names<'_> = [b"depot.k8s.io", b"v1", resource.as_bytes(), b""];
+                let found = follower.table.iter().find(|(have, _)| *have == names);
+                found.map(|(_, listing)| listing.servers.iter().collect::<Vec<_>>()).unwrap_or_default()
+            };
+            assert_eq!((servers("zero"), servers("one")), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_confirms_any_more_becomes_doubt() {
+        let mut peers = with_documents();
+        assert!(!peers.forget(seconds(18)));
+        assert!(peers.forget(seconds(19)), "three intervals and a timeout after it was last confirmed");
+        assert_eq!((peers.view().core.fresh, peers.view().core.known), (ApiserverSet::EMPTY, ApiserverSet::only(0)));
+        assert!(serves(&peers, "crates"), "and still counts");
+    }
+
     #[test]
     fn api_services_are_asked_of_one_apiserver() {
         let list = |names: &[&str]| {
@@ -779,7 +962,7 @@ mod tests {
         let mut peers = peers(2);
         peers.settings.api_services = true;
         peers.settings.local = None;
-        let due = peers.due(seconds(0));
+        let due = peers.due(seconds(0), true);
         assert_eq!(due.iter().filter(|question| question.id.subject == Subject::ApiServices).count(), 1);
         let id = due[4].id;
         let refused = peers.answered(id, response(403, "{}"), seconds(0), EVEN);
@@ -787,13 +970,13 @@ mod tests {
         assert!(message.contains("get and list on apiservices in apiregistration.k8s.io"), "{message}");
         assert!(!refused.view, "nothing is learned, nothing is lost");
 
-        let next = peers.due(seconds(5)).pop().unwrap().id;
+        let next = peers.due(seconds(5), true).pop().unwrap().id;
         assert_eq!((next.subject, next.apiserver), (Subject::ApiServices, 1), "another one, while none has answered");
         peers.answered(next, response(200, &list(&["v1.hangar.k8s.io"])), seconds(5), EVEN);
         assert!(
             peers.exclusions().contain(b"hangar.k8s.io", b"v1") && !peers.exclusions().contain(b"hangar.k8s.io", b"v2")
         );
-        let next = peers.due(seconds(20)).pop().unwrap().id;
+        let next = peers.due(seconds(20), true).pop().unwrap().id;
         peers.answered(next, response(200, &list(&[])), seconds(20), EVEN);
         assert!(!peers.forget(seconds(319)) && peers.exclusions().contain(b"hangar.k8s.io", b"v1"));
         assert!(peers.forget(seconds(321)) && !peers.exclusions().contain(b"hangar.k8s.io", b"v1"));

@@ -74,6 +74,16 @@ impl ApiserverSet {
         (0..MAX_APISERVERS).filter(move |index| self.contains(*index))
     }
 
+    /// The set as bits.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The set of these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
     /// One of the members, the same chance for each; `random` is any number. `None` if nobody is in the set.
     pub fn pick(self, random: u32) -> Option<usize> {
         let nth = random.checked_rem(self.0.count_ones())?;
@@ -172,6 +182,33 @@ impl Table {
         next
     }
 
+    /// The table after somebody else's was read: of each half it is believed about the apiservers in `believed` (of
+    /// `/api`, of `/apis`), and about nobody else. `others` are its types, with the sets already in our order.
+    pub(super) fn adopting<'n>(
+        &self,
+        others: impl Iterator<Item = (Names<'n>, Listing)>,
+        believed: [ApiserverSet; 2],
+        context: Context<'_>,
+    ) -> Self {
+        let believed = |[group, ..]: Names<'_>| match (Half::of_group(group), believed) {
+            (Half::Core, [core, _]) => core,
+            (Half::Groups, [_, groups]) => groups,
+        };
+        let mut next = Self::default();
+        for (names, listing) in self.iter() {
+            next.insert(names, Listing { servers: listing.servers.without(believed(names)), ..listing });
+        }
+        for (names, listing) in others {
+            let servers = listing.servers.intersection(believed(names));
+            if !servers.is_empty() || listing.vanished_at.is_some() {
+                let is_excluded = context.exclusions.contain(names[0], names[1]);
+                next.insert(names, Listing { servers, is_excluded, ..listing });
+            }
+        }
+        next.date_what_vanished(context.now);
+        next
+    }
+
     /// The table with other exclusions.
     pub fn with_exclusions(&self, exclusions: &Exclusions) -> Self {
         let mut next = Self::default();
@@ -205,7 +242,8 @@ impl Table {
         let hashed = hash(hasher, names);
         if let Some(entry) = entries.find_mut(hashed, |entry| entry.has_names(stored, names)) {
             let servers = entry.listing.servers.union(listing.servers);
-            entry.listing = Listing { servers, ..listing };
+            let vanished_at = listing.vanished_at.or(entry.listing.vanished_at);
+            entry.listing = Listing { servers, vanished_at, ..listing };
             return;
         }
         // Names beyond these sizes (64 KiB each, 4 GiB in all) cannot be asked for over HTTP: leave them out.

@@ -123,7 +123,7 @@ async fn main() -> Result<()> {
 /// Waits until the filter has noticed on every worker that one apiserver is silent.
 async fn await_doubt(plane: &ControlPlane) -> Result<()> {
     lab::eventually(e2e::PATIENCE, "the filter to notice that cp-2 is silent", async || {
-        for _ in 0..8 {
+        for _ in 0..e2e::EVERY_WORKER {
             match plane.get("/apis/apps/v1/nosuchtype").await {
                 Ok(answer) if answer.status == 503 => {}
                 _ => return false,

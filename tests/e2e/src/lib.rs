@@ -19,6 +19,10 @@ use tempfile::TempDir;
 /// How long a condition is awaited: far longer than it takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// So many connections meet every worker: the kernel deals each to one of two, so that all meet the same one once in eight
+/// million times.
+pub const EVERY_WORKER: usize = 24;
+
 /// The shipped configurations.
 pub const SIDECAR: &str = "sidecar.yaml";
 /// The shipped configuration of a gateway.
@@ -208,8 +212,7 @@ impl ControlPlane {
     /// It takes longer than [`PATIENCE`].
     pub async fn settled(&self) -> Result<()> {
         eventually(PATIENCE, "all workers to know all apiservers", async || {
-            // One connection each, and Envoy spreads connections over its workers.
-            for _ in 0..8 {
+            for _ in 0..EVERY_WORKER {
                 let answer = self.get("/apis/storagemigration.k8s.io/v1/storageversionmigrations").await;
                 match answer {
                     Ok(answer) if answer.status == 200 => {}

@@ -74,7 +74,7 @@ async fn nothing_that_is_unknown_becomes_a_404() {
         }
         plane.apiservers[2].heal();
         eventually(PATIENCE, "nobody's 404 to be believed on all workers", async || {
-            for _ in 0..8 {
+            for _ in 0..e2e::EVERY_WORKER {
                 let status = plane.get(NOBODY).await.unwrap().status;
                 if status != 404 {
                     return Err(status);

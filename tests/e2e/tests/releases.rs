@@ -17,7 +17,7 @@ async fn reroute_and_guard_work_on_older_envoys() {
             let plane = ControlPlane::builder(file).envoy(envoy).settled().await.unwrap();
             let version = plane.envoy.admin_get("/server_info").await.unwrap().json().unwrap()["version"].to_string();
             let why = format!("{file} on {version}");
-            for _ in 0..8 {
+            for _ in 0..e2e::EVERY_WORKER {
                 let answer = plane.get(NEW_GROUP).await.unwrap();
                 assert_eq!((answer.status, answer.header("x-served-by").as_deref()), (200, Some("cp-2")), "{why}");
             }

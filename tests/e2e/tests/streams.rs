@@ -46,7 +46,7 @@ async fn upgrades_pass_and_are_rerouted_like_any_request() {
         .unwrap();
     let core = async || plane.get(&format!("{COMMON}/p1/console")).await.unwrap().header("x-served-by");
     lab::eventually(e2e::PATIENCE, "the subresource to be known", async || {
-        for _ in 0..8 {
+        for _ in 0..e2e::EVERY_WORKER {
             let server = core().await;
             if server.as_deref() != Some("cp-2") {
                 return Err(server);

@@ -1,0 +1,107 @@
+//! What the workers of one Envoy share: three records in its shared data.
+//!
+//! Keys cannot be deleted, so there are three for ever, whatever is configured how often. They carry the plugin's root id:
+//! plugins with different ones have nothing to do with each other.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::host;
+use crate::peers::election::Lease;
+use crate::peers::table::ApiserverSet;
+
+/// Part of the keys; raised when the meaning of a record changes.
+const LAYOUT: u32 = 1;
+
+/// The records of one plugin.
+pub(super) struct SharedData {
+    lease: String,
+    snapshot: String,
+    wake: String,
+}
+
+/// Apiservers that the leader should poll soon.
+#[derive(Serialize, Deserialize)]
+struct Wake {
+    /// Whose indexes they are: see [`crate::peers::election::Candidate::poll_set`].
+    poll_set: u64,
+    apiservers: u64,
+}
+
+/// A record as it was read, to be written only if nobody has written meanwhile.
+pub(super) struct Seen<T> {
+    pub(super) value: Option<T>,
+    cas: Option<u32>,
+}
+
+impl SharedData {
+    /// The records of the plugin that runs now.
+    pub(super) fn of_this_plugin() -> Self {
+        let root_id = host::property("plugin_root_id").ok().flatten().unwrap_or_default();
+        let root_id = String::from_utf8_lossy(&root_id);
+        let key = |record: &str| format!("mixed-version-proxy/{LAYOUT}/{root_id}/{record}");
+        Self { lease: key("lease"), snapshot: key("snapshot"), wake: key("wake") }
+    }
+
+    /// The lease; one that cannot be read counts as none.
+    pub(super) fn lease(&self) -> Seen<Lease> {
+        read(&self.lease)
+    }
+
+    /// Writes a lease; whether nobody else was quicker.
+    pub(super) fn write_lease(&self, lease: &Lease, seen: &Seen<Lease>) -> bool {
+        let cas = match seen.cas {
+            Some(cas) => cas,
+            None => {
+                // The first one: a record that has expired, for there is nothing yet to compare with.
+                let expired = Lease { expires_at: Duration::ZERO, ..*lease };
+                write(&self.lease, &expired, None);
+                let Some(cas) = self.lease().cas else { return false };
+                cas
+            }
+        };
+        write(&self.lease, lease, Some(cas))
+    }
+
+    /// What the leader has published last.
+    pub(super) fn snapshot(&self) -> Option<Vec<u8>> {
+        host::shared_data(&self.snapshot).ok().flatten().map(|(bytes, _)| bytes)
+    }
+
+    /// Publishes; whether Envoy has taken it.
+    pub(super) fn publish(&self, snapshot: &[u8]) -> bool {
+        matches!(host::set_shared_data(&self.snapshot, snapshot, None), Ok(true))
+    }
+
+    /// Asks the leader to poll an apiserver soon.
+    pub(super) fn wake(&self, poll_set: u64, apiserver: usize) {
+        let seen: Seen<Wake> = read(&self.wake);
+        let others = seen.value.filter(|wake| wake.poll_set == poll_set).map_or(0, |wake| wake.apiservers);
+        let apiservers = ApiserverSet::from_bits(others).union(ApiserverSet::only(apiserver)).bits();
+        if apiservers != others {
+            // Lost if another worker writes at this very moment; the next reason is not far.
+            write(&self.wake, &Wake { poll_set, apiservers }, seen.cas);
+        }
+    }
+
+    /// Takes what other workers have asked for.
+    pub(super) fn woken(&self, poll_set: u64) -> ApiserverSet {
+        let seen: Seen<Wake> = read(&self.wake);
+        let Some(wake) = &seen.value else { return ApiserverSet::EMPTY };
+        let taken = wake.apiservers != 0 && write(&self.wake, &Wake { poll_set, apiservers: 0 }, seen.cas);
+        if taken && wake.poll_set == poll_set { ApiserverSet::from_bits(wake.apiservers) } else { ApiserverSet::EMPTY }
+    }
+}
+
+fn read<T: for<'de> Deserialize<'de>>(key: &str) -> Seen<T> {
+    match host::shared_data(key).ok().flatten() {
+        Some((bytes, cas)) => Seen { value: postcard::from_bytes(&bytes).ok(), cas: Some(cas) },
+        None => Seen { value: None, cas: None },
+    }
+}
+
+fn write<T: Serialize>(key: &str, value: &T, cas: Option<u32>) -> bool {
+    let Ok(bytes) = postcard::to_allocvec(value) else { return false };
+    matches!(host::set_shared_data(key, &bytes, cas), Ok(true))
+}
