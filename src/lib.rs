@@ -7,8 +7,9 @@
 //!    mode, the load-balanced default cluster in gateway mode), or it is rerouted to an apiserver that serves it. The
 //!    filter hands the cluster to Envoy as filter state, which no client can set, and marks the request as rerouted.
 //! 3. The apiserver answers. [`guard`] looks at each 404: "no such object" passes, but "no such route" from an apiserver
-//!    that does not know the type, while another one does or might, becomes a 503. Nobody is told that something is gone
-//!    because the request met the wrong apiserver.
+//!    that does not know the type, while another one does or might, becomes a 503. What cannot be told is
+//!    [held](guard::held) until the apiservers have been asked. Nobody is told that something is gone because the request
+//!    met the wrong apiserver.
 //! 4. Where Envoy could not reach an apiserver, [`local_reply`] turns its answer into one that Kubernetes clients can
 //!    read, and says "try again" only where nothing can have been executed.
 //!
@@ -16,7 +17,8 @@
 //!
 //! [`peers::refresh`] says which apiserver is to be asked now, for which of its two [discovery documents]; the answers
 //! make the [table](peers::table). A poll that fails takes nothing away: as long as an apiserver is
-//! [configured](config), its last good document counts and its silence is doubt.
+//! [configured](config), its last good document counts and its silence is doubt. One of Envoy's workers is
+//! [elected](peers::election) to poll for all; the others adopt its [snapshots](peers::snapshot).
 //!
 //! All of that is pure: time, random numbers and bytes come in as arguments. Only the module `filter` knows proxy-wasm.
 //!
