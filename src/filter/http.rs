@@ -174,8 +174,9 @@ impl Shared {
         let details = host::property("response\0code_details").ok().flatten().unwrap_or_default();
         let Some(failure) = UpstreamFailure::from_details(&details) else { return Fate::Passes };
         if let Asked::One(apiserver) = asked {
-            self.failed_request(apiserver);
+            self.avoid(apiserver);
         }
+        self.hurry(asked);
         let method = host::property(METHOD).ok().flatten().unwrap_or_default();
         self.unless_dry_run(status, Reply::failure(failure, &method))
     }
@@ -213,9 +214,7 @@ impl Shared {
                 }
             }
         };
-        if let Asked::One(apiserver) = asked {
-            self.hurry(apiserver);
-        }
+        self.hurry(asked);
         self.unless_dry_run(404, Reply::guarded(why, audit_id))
     }
 

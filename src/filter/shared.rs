@@ -74,11 +74,11 @@ impl SharedData {
         matches!(host::set_shared_data(&self.snapshot, snapshot, None), Ok(true))
     }
 
-    /// Asks the leader to poll an apiserver soon.
-    pub(super) fn wake(&self, poll_set: u64, apiserver: usize) {
+    /// Asks the leader to poll apiservers soon.
+    pub(super) fn wake(&self, poll_set: u64, whom: ApiserverSet) {
         let seen: Seen<Wake> = read(&self.wake);
         let others = seen.value.filter(|wake| wake.poll_set == poll_set).map_or(0, |wake| wake.apiservers);
-        let apiservers = ApiserverSet::from_bits(others).union(ApiserverSet::only(apiserver)).bits();
+        let apiservers = ApiserverSet::from_bits(others).union(whom).bits();
         if apiservers != others {
             // Lost if another worker writes at this very moment; the next reason is not far.
             write(&self.wake, &Wake { poll_set, apiservers }, seen.cas);

@@ -12,7 +12,7 @@ use super::reply::Reply;
 use super::shared::SharedData;
 use crate::config::Config;
 use crate::guard::held::{Held, Released, Waiting};
-use crate::guard::{Verdict, WhyRefused};
+use crate::guard::{Asked, Verdict, WhyRefused};
 use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
 use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject};
@@ -196,10 +196,10 @@ impl Shared {
         apiservers.map(|apiserver| (apiserver.name.as_str(), apiserver.discovery_cluster.as_str()))
     }
 
-    /// Makes whoever leads poll an apiserver soon.
-    fn wake_leader(&self, apiserver: usize) {
+    /// Makes whoever leads poll apiservers soon.
+    fn wake_leader(&self, whom: ApiserverSet) {
         if !self.leads.get() {
-            self.data.wake(self.candidate.poll_set, apiserver);
+            self.data.wake(self.candidate.poll_set, whom);
         }
     }
 
@@ -215,7 +215,7 @@ impl Shared {
         self.has_news.set(true);
         if change.view {
             self.show();
-            self.wake_leader(id.apiserver);
+            self.wake_leader(ApiserverSet::only(id.apiserver));
         }
         if let Subject::Half(half) = id.subject {
             let (view, vanished_after) = (self.view(), self.vanished_after());
@@ -251,16 +251,20 @@ impl Shared {
         self.held.borrow_mut().drop_stream(stream);
     }
 
-    /// An apiserver has told a 404 that is not believed: it, or the table, is not what it was.
-    pub(super) fn hurry(&self, apiserver: usize) {
-        self.peers.borrow_mut().hurry(apiserver, host::monotonic_now());
-        self.wake_leader(apiserver);
+    /// A 404 is not believed, or a request has failed: whoever was asked is not what the table says.
+    pub(super) fn hurry(&self, asked: Asked) {
+        let whom = match asked {
+            Asked::One(apiserver) => ApiserverSet::only(apiserver),
+            Asked::AnyOne | Asked::Stranger => self.apiservers(),
+        };
+        let now = host::monotonic_now();
+        whom.iter().for_each(|apiserver| self.peers.borrow_mut().hurry(apiserver, now));
+        self.wake_leader(whom);
     }
 
-    /// A request to an apiserver has failed.
-    pub(super) fn failed_request(&self, apiserver: usize) {
-        let is_another_view = self.peers.borrow_mut().failed_request(apiserver, host::monotonic_now());
-        self.wake_leader(apiserver);
+    /// A request to an apiserver has failed: others are preferred until it has answered a poll.
+    pub(super) fn avoid(&self, apiserver: usize) {
+        let is_another_view = self.peers.borrow_mut().avoid(apiserver);
         if is_another_view {
             self.show();
         }
