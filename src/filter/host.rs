@@ -294,6 +294,19 @@ pub(super) fn dispatch(cluster: &str, headers: Vec<(&str, &str)>, timeout: Durat
         .map_err(|status| HostStatus(status as u32))
 }
 
+/// The header that makes a test build trap, in a request or in the answer to a poll.
+#[cfg(feature = "trap-on-command")]
+pub(super) const TRAP_HEADER: &str = "x-mixed-version-proxy-trap";
+
+/// Ends this VM, as a defect would.
+#[cfg(feature = "trap-on-command")]
+#[allow(clippy::panic)] // What is asked for.
+pub(super) fn trap_if(is_commanded: Result<Option<Vec<u8>>, HostStatus>) {
+    if let Ok(Some(_)) = is_commanded {
+        panic!("trapped on command");
+    }
+}
+
 /// Sends log lines and the words of a panic to Envoy's log.
 pub(super) fn install_logger() {
     // A second VM in one process of a native test finds the logger in place.

@@ -75,6 +75,8 @@ impl Context for Http {}
 
 impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+        #[cfg(feature = "trap-on-command")]
+        host::trap_if(host::request_header(host::TRAP_HEADER));
         if let Some(shared) = &self.shared {
             self.state = shared.request();
         }

@@ -118,6 +118,8 @@ impl Configured {
         if headers == 0 {
             return self.take(id, Answer::Failed(PollError::Reset));
         }
+        #[cfg(feature = "trap-on-command")]
+        host::trap_if(host::call_header(host::TRAP_HEADER));
         let header = |name| host::call_header(name).ok().flatten();
         let status = header(":status").as_deref().and_then(parse_status).unwrap_or_default();
         let body = if status == 200 { host::call_body(self.shared.read_limit()) } else { Ok(Vec::new()) };
