@@ -22,9 +22,9 @@ add_targets() {
   local channel target
   channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
   if command -v rustup >/dev/null; then
-    rustup toolchain list | grep -q "^$channel" || rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy >&2
+    rustup toolchain list | grep "^$channel" >/dev/null || rustup toolchain install "$channel" --profile minimal -c rustfmt -c clippy >&2
     for target in "$@"; do
-      rustup target list --installed --toolchain "$channel" | grep -qx "$target" ||
+      rustup target list --installed --toolchain "$channel" | grep -x "$target" >/dev/null ||
         rustup target add --toolchain "$channel" "$target" >&2
     done
   fi

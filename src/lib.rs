@@ -42,6 +42,7 @@ pub mod discovery;
 pub mod guard;
 pub mod local_reply;
 pub mod peers;
+pub mod quote;
 pub mod target;
 
 // Test binaries for wasm have no host that defines the imports, and could not start with them.

@@ -20,9 +20,9 @@ impl UpstreamFailure {
     /// `upstream_reset_before_response_started{reason}`; measured on Envoy 1.40.
     pub fn from_details(details: &[u8]) -> Option<Self> {
         match details {
-            b"no_healthy_upstream" | b"cluster_not_found" | b"maintenance_mode" | b"no_cluster_found" => {
-                return Some(Self::NotSent);
-            }
+            b"cluster_not_found" | b"maintenance_mode" => return Some(Self::NotSent),
+            // Some releases add which hosts there were.
+            details if details.starts_with(b"no_healthy_upstream") => return Some(Self::NotSent),
             b"response_timeout"
             | b"upstream_response_timeout"
             | b"upstream_per_try_timeout"
@@ -48,10 +48,28 @@ impl UpstreamFailure {
         Some(if is_not_sent { Self::NotSent } else { Self::MaybeSent })
     }
 
-    /// Whether the client may be told to try again. client-go repeats *any* verb on `Retry-After`, so a write that may
-    /// have been executed must not carry it: one create would become two objects.
-    pub fn allows_retry(self, method: &[u8]) -> bool {
-        self == Self::NotSent || matches!(method, b"GET" | b"HEAD" | b"OPTIONS")
+    /// Whether the client may be told to try again. client-go repeats *any* verb on `Retry-After`, so what may have been
+    /// executed must not carry it: one create would become two objects.
+    pub const fn allows_retry(self, effect: Effect) -> bool {
+        matches!((self, effect), (Self::NotSent, _) | (_, Effect::None))
+    }
+}
+
+/// What a request may have changed once an apiserver has seen it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: a plain read.
+    None,
+    /// Something, for all that is known.
+    Possible,
+}
+
+impl Effect {
+    /// Tells a plain read: GET, HEAD or OPTIONS, without a body or an upgrade (a websocket `exec` is a GET that runs a
+    /// command), and of nothing that an apiserver hands on to a pod, a node or a service.
+    pub fn of_request(method: &[u8], ended_with_headers: bool, reaches_backend: bool) -> Self {
+        let is_read = matches!(method, b"GET" | b"HEAD" | b"OPTIONS");
+        if is_read && ended_with_headers && !reaches_backend { Self::None } else { Self::Possible }
     }
 }
 
@@ -116,6 +134,7 @@ mod tests {
                 "the apiserver's certificate is not trusted",
             ),
             ("no_healthy_upstream", Some(NotSent), "no host"),
+            ("no_healthy_upstream{3_hosts}", Some(NotSent), "no host, and how many there are"),
             ("cluster_not_found", Some(NotSent), "no cluster"),
             ("upstream_reset_before_response_started{overflow}", Some(NotSent), "circuit breaker"),
             ("upstream_reset_before_response_started{remote_refused_stream_reset}", Some(NotSent), "refused stream"),
@@ -135,21 +154,25 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_may_have_been_executed_is_not_repeated() {
-        for (failure, method, expected) in [
-            (UpstreamFailure::NotSent, "POST", true),
-            (UpstreamFailure::NotSent, "GET", true),
-            (UpstreamFailure::MaybeSent, "GET", true),
-            (UpstreamFailure::MaybeSent, "HEAD", true),
-            (UpstreamFailure::MaybeSent, "OPTIONS", true),
-            (UpstreamFailure::MaybeSent, "POST", false),
-            (UpstreamFailure::MaybeSent, "PUT", false),
-            (UpstreamFailure::MaybeSent, "PATCH", false),
-            (UpstreamFailure::MaybeSent, "DELETE", false),
-            (UpstreamFailure::MaybeSent, "get", false),
-            (UpstreamFailure::MaybeSent, "", false),
+    fn what_may_have_been_executed_is_not_repeated() {
+        use UpstreamFailure::{MaybeSent, NotSent};
+        for (failure, method, ended, backend, expected, why) in [
+            (NotSent, "POST", false, false, true, "a write that was not sent"),
+            (NotSent, "GET", false, true, true, "an exec that was not sent"),
+            (MaybeSent, "GET", true, false, true, "a read"),
+            (MaybeSent, "HEAD", true, false, true, "a read"),
+            (MaybeSent, "OPTIONS", true, false, true, "a read"),
+            (MaybeSent, "GET", false, false, false, "an upgrade"),
+            (MaybeSent, "GET", true, true, false, "a backend behind a service"),
+            (MaybeSent, "POST", true, false, false, "a write"),
+            (MaybeSent, "PUT", false, false, false, "a write"),
+            (MaybeSent, "PATCH", false, false, false, "a write"),
+            (MaybeSent, "DELETE", true, false, false, "a write"),
+            (MaybeSent, "get", true, false, false, "another method"),
+            (MaybeSent, "", true, false, false, "nobody knows"),
         ] {
-            assert_eq!(failure.allows_retry(method.as_bytes()), expected, "{failure:?} {method}");
+            let effect = Effect::of_request(method.as_bytes(), ended, backend);
+            assert_eq!(failure.allows_retry(effect), expected, "{failure:?} {method}: {why}");
         }
     }
 

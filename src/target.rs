@@ -30,20 +30,46 @@ pub struct Resource<'p> {
     pub namespace: &'p [u8],
     /// Object name; empty for collections.
     pub name: &'p [u8],
+    /// The verb prefix `proxy` stands before the resource.
+    pub is_proxied: bool,
+}
+
+impl Resource<'_> {
+    /// Whether the apiserver hands the request on to a pod, a node or a service, where a GET may do anything.
+    pub fn reaches_backend(&self) -> bool {
+        self.is_proxied || matches!(self.subresource, b"exec" | b"attach" | b"portforward" | b"proxy")
+    }
 }
 
 /// A request path after percent-decoding, which borrows the bytes of the request unless something was encoded.
 #[derive(Debug)]
 pub struct DecodedPath<'r>(Cow<'r, [u8]>);
 
+/// Longer paths (without their query) are none of a resource for us: names have 253 bytes at most, so what follows is a
+/// backend's. A request keeps its path until its answer comes, and clients choose how long it is.
+const MAX_PATH_BYTES: usize = 8 << 10;
+
+/// The part of a request target that tells what it is about: the query is cut off.
+pub fn without_query(mut request_target: Vec<u8>) -> Vec<u8> {
+    // Below this it is not worth another allocation to give memory back.
+    const WORTH_SHRINKING: usize = 1 << 10;
+    let query = request_target.iter().position(|byte| *byte == b'?');
+    request_target.truncate(query.unwrap_or(request_target.len()));
+    if request_target.capacity().saturating_sub(request_target.len()) > WORTH_SHRINKING {
+        request_target.shrink_to_fit();
+    }
+    request_target
+}
+
 impl<'r> DecodedPath<'r> {
     /// Decodes the path of a request target (`:path` with its query, or the absolute form).
     ///
     /// `None` where Go's `net/http` refuses the request with a 400 before any routing: an invalid escape, a control
-    /// byte or a blank, or no path at all (`*`, `CONNECT`).
+    /// byte or a blank, or no path at all (`*`, `CONNECT`); and where it is longer than 8 KiB.
     pub fn new(request_target: &'r [u8]) -> Option<Self> {
         let before_query = request_target.split(|byte| *byte == b'?').next()?;
-        if before_query.iter().any(|byte| byte.is_ascii_control() || *byte == b' ') {
+        let has_odd_byte = before_query.iter().any(|byte| byte.is_ascii_control() || *byte == b' ');
+        if before_query.len() > MAX_PATH_BYTES || has_odd_byte {
             return None;
         }
         let path = path_behind_authority(before_query)?;
@@ -154,6 +180,7 @@ impl<'p> Reading<'p> {
             subresource: subresource.filter(|_| has_subresource).unwrap_or_default(),
             namespace: namespace.unwrap_or_default(),
             name: name.unwrap_or_default(),
+            is_proxied: !has_subresource,
         };
         Some(Self { resource, is_odd: segments.are_odd(reached_backend_path) })
     }
@@ -321,6 +348,36 @@ mod tests {
         ] {
             assert_eq!(target(path), expected, "{path}: {why}");
         }
+    }
+
+    #[test]
+    fn what_a_backend_gets_is_told_from_what_an_apiserver_does() {
+        for (path, expected) in [
+            ("/api/v1/namespaces/n/pods/p", false),
+            ("/api/v1/namespaces/n/pods/p/log", false),
+            ("/api/v1/namespaces/n/pods/p/exec", true),
+            ("/api/v1/namespaces/n/pods/p/attach", true),
+            ("/api/v1/namespaces/n/pods/p/portforward", true),
+            ("/api/v1/namespaces/n/services/s/proxy/x", true),
+            ("/api/v1/nodes/n/proxy", true),
+            ("/api/v1/proxy/namespaces/n/services/s", true),
+            ("/api/v1/watch/namespaces/n/pods", false),
+        ] {
+            let decoded = DecodedPath::new(path.as_bytes()).unwrap();
+            let Target::Resource(resource) = decoded.target() else { panic!("{path}") };
+            assert_eq!(resource.reaches_backend(), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_request_keeps_no_more_than_its_path() {
+        let query = "y".repeat(900_000);
+        let kept = without_query(format!("/api/v1/pods?labelSelector={query}").into_bytes());
+        assert_eq!(kept, b"/api/v1/pods");
+        assert!(kept.capacity() < 1_100, "{} bytes", kept.capacity());
+        assert_eq!(without_query(b"/api/v1/pods".to_vec()), b"/api/v1/pods");
+        let long = format!("/api/v1/namespaces/n/services/s/proxy/{query}");
+        assert!(DecodedPath::new(long.as_bytes()).is_none());
     }
 
     #[test]

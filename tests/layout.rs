@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 
 /// Module, and the modules of this crate that it may name. `filter` is above all of them.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("config", &[]),
+    ("config", &["quote"]),
     ("decision", &["config", "peers", "target"]),
-    ("discovery", &[]),
-    ("filter", &["config", "decision", "discovery", "guard", "local_reply", "peers", "target"]),
+    ("discovery", &["quote"]),
+    ("filter", &["config", "decision", "discovery", "guard", "local_reply", "peers", "quote", "target"]),
     ("guard", &["discovery", "peers", "target"]),
     ("lib", &[]),
     ("local_reply", &[]),
-    ("peers", &["config", "discovery", "peers", "target"]),
+    ("peers", &["config", "discovery", "peers", "quote", "target"]),
+    ("quote", &[]),
     ("target", &[]),
 ];
 

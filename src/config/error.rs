@@ -2,9 +2,6 @@
 
 use thiserror::Error;
 
-/// Outside text is quoted in messages up to this many characters: enough to recognise a value, too few to flood a log.
-const MAX_QUOTED_CHARS: usize = 80;
-
 /// Paths are made of the writer's own keys; the deepest real one (`apiservers[63].discoveryCluster`) has 31 characters.
 const MAX_PATH_CHARS: usize = 200;
 
@@ -107,21 +104,7 @@ impl ConfigError {
     }
 }
 
-/// Outside text for a message: in quotes, control characters escaped, clipped.
-pub(super) fn quoted(text: &str) -> String {
-    format!("{:?}", clipped(text, MAX_QUOTED_CHARS))
-}
-
 /// A path for a message: control characters escaped, clipped.
 pub(super) fn printable_path(path: &str) -> String {
-    clipped(path, MAX_PATH_CHARS).chars().flat_map(char::escape_debug).collect()
-}
-
-fn clipped(text: &str, max_chars: usize) -> String {
-    let mut rest = text.chars();
-    let mut clipped: String = rest.by_ref().take(max_chars).collect();
-    if rest.next().is_some() {
-        clipped.push('…');
-    }
-    clipped
+    crate::quote::clipped(path, MAX_PATH_CHARS).chars().flat_map(char::escape_debug).collect()
 }

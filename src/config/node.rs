@@ -14,7 +14,8 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::error::{ConfigError, printable_path, quoted};
+use super::error::{ConfigError, printable_path};
+use crate::quote::quoted;
 
 /// 64 apiservers with every key at its longest, and thousands of exclusions, stay far below this; the tree of a hostile
 /// text of this size still fits a small VM.

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::duration::{self, DurationText};
-use super::error::{ConfigError, quoted};
+use super::error::ConfigError;
 use super::raw::{
     DEFAULT_FILTER_STATE_KEY, RawApiserver, RawConfig, RawDiscovery, RawExclusions, RawIdentity, RawIdentityHeaders,
     RawReroute, RawStatus,
@@ -14,6 +14,7 @@ use super::raw::{
 use super::{
     Apiserver, Config, Discovery, Exclusions, GroupVersionPattern, PeerAggregatedDiscovery, PeerProxying, Reroute,
 };
+use crate::quote::quoted;
 
 /// Who serves a type is kept as one bit for each apiserver in a `u64`.
 const MAX_APISERVERS: usize = 64;
@@ -55,8 +56,9 @@ const TAKEN_HEADERS: &[&str] = &[
 /// Families of such headers: content negotiation, conditions, the loop header, identities.
 #[rustfmt::skip]
 const TAKEN_HEADER_PREFIXES: &[&str] = &[
-    "accept", "access-control-", "content-", "if-", "impersonate-", "proxy-", "sec-", "x-envoy-", "x-forwarded-",
-    "x-kubernetes-", "x-remote-",
+    "accept", "access-control-", "content-", "if-", "impersonate-", "kubectl-", "proxy-", "sec-", "x-envoy-",
+    "x-forwarded-",
+    "x-kubernetes-", "x-remote-", "x-stream-protocol-",
 ];
 
 /// How requests are rerouted, before the key is understood.

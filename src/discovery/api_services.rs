@@ -5,6 +5,9 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
+use super::document::MAX_REASON_CHARS;
+use crate::quote::{clipped, quoted};
+
 /// Where every apiserver lists its APIService objects.
 pub const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
@@ -29,9 +32,9 @@ pub struct GroupVersionName {
 pub enum ApiServicesError {
     /// Not JSON of the expected shape.
     #[error("the list of APIServices cannot be read: {0}")]
-    Malformed(#[from] serde_json::Error),
+    Malformed(String),
     /// JSON, but another kind.
-    #[error("the answer is a {0:?} and not a list of APIServices' metadata")]
+    #[error("the answer is a {0} and not a list of APIServices' metadata")]
     WrongKind(String),
 }
 
@@ -42,9 +45,10 @@ pub enum ApiServicesError {
 /// # Errors
 /// See [`ApiServicesError`].
 pub fn not_built_in(body: &[u8]) -> Result<Vec<GroupVersionName>, ApiServicesError> {
-    let list: List<'_> = serde_json::from_slice(body)?;
+    let list: List<'_> = serde_json::from_slice(body)
+        .map_err(|error| ApiServicesError::Malformed(clipped(&error.to_string(), MAX_REASON_CHARS)))?;
     if !matches!(&*list.kind, "PartialObjectMetadataList" | "APIServiceList") {
-        return Err(ApiServicesError::WrongKind(list.kind.into_owned()));
+        return Err(ApiServicesError::WrongKind(quoted(&list.kind)));
     }
     let items = list.items.unwrap_or_default().into_iter();
     let others = items.filter(|item| item.metadata.automanaged().as_deref() != Some("onstart"));

@@ -8,6 +8,8 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
+use crate::quote::{clipped, quoted, quoted_bytes};
+
 /// Accept clauses of a poll, best first: the apiserver's own view without its peers' (`profile=nopeer`, else servers
 /// from 1.35 on may answer for their peers as well), the same from servers that ignore `profile`, the beta form that
 /// servers before 1.30 have, and plain JSON so that a server without any of them answers 200 rather than 406 and can
@@ -16,6 +18,9 @@ pub const POLL_ACCEPT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=AP
                                application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
                                application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,\
                                application/json;q=0.9";
+
+/// serde's words can hold a value from the document, whatever its length.
+pub(super) const MAX_REASON_CHARS: usize = 200;
 
 /// One of the two discovery documents of an apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,29 +83,28 @@ pub struct ApiResource {
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The media type is not JSON (a login page, a load balancer's own answer).
-    #[error("the answer is {content_type:?} and not application/json")]
+    #[error("the answer is {content_type} and not application/json")]
     NotJson {
-        /// What the answer calls itself.
+        /// What the answer calls itself, quoted.
         content_type: String,
     },
     /// The body is not JSON of the expected shape; cut and non-UTF-8 bodies end up here.
-    #[error("the document cannot be read: {source}")]
+    #[error("the document cannot be read: {reason}")]
     Malformed {
-        /// Where and why.
-        #[from]
-        source: serde_json::Error,
+        /// Where and why, clipped.
+        reason: String,
     },
     /// JSON, but another kind: an old server's `APIGroupList`, or a `Status` under a 200.
-    #[error("the document is a {kind:?} of {api_version:?} and not an aggregated discovery document")]
+    #[error("the document is a {kind} of {api_version} and not an aggregated discovery document")]
     WrongKind {
-        /// Member `kind`.
+        /// Member `kind`, quoted.
         kind: String,
-        /// Member `apiVersion`.
+        /// Member `apiVersion`, quoted.
         api_version: String,
     },
-    /// No group at all. An apiserver without any is implausible; an empty list is what a half-started one or a broken
-    /// cache says.
-    #[error("the document lists no group")]
+    /// No group at all, or none with a resource. Such an apiserver is implausible; it is what a half-started one or a
+    /// broken cache says.
+    #[error("the document lists no group with a resource")]
     Empty,
 }
 
@@ -113,25 +117,24 @@ impl Document {
     pub fn parse(half: Half, content_type: &[u8], body: &[u8]) -> Result<Self, DocumentError> {
         let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
         if !media_type.eq_ignore_ascii_case(b"application/json") {
-            return Err(DocumentError::NotJson { content_type: String::from_utf8_lossy(content_type).into_owned() });
+            return Err(DocumentError::NotJson { content_type: quoted_bytes(content_type) });
         }
-        let list: wire::List<'_> = serde_json::from_slice(body)?;
+        let list: wire::List<'_> = serde_json::from_slice(body)
+            .map_err(|error| DocumentError::Malformed { reason: clipped(&error.to_string(), MAX_REASON_CHARS) })?;
         let is_aggregated = list.kind == "APIGroupDiscoveryList"
             && matches!(&*list.api_version, "apidiscovery.k8s.io/v2" | "apidiscovery.k8s.io/v2beta1");
         if !is_aggregated {
-            return Err(DocumentError::WrongKind {
-                kind: list.kind.into_owned(),
-                api_version: list.api_version.into_owned(),
-            });
+            return Err(DocumentError::WrongKind { kind: quoted(&list.kind), api_version: quoted(&list.api_version) });
         }
         let group_versions: Vec<_> = list
             .items
             .unwrap_or_default()
             .into_iter()
-            .filter(|group| Half::of_group(group.metadata.name.as_bytes()) == half)
+            .filter(|group| Half::of_group(group.name().as_bytes()) == half)
             .flat_map(wire::Group::into_group_versions)
             .collect();
-        if group_versions.is_empty() { Err(DocumentError::Empty) } else { Ok(Self { group_versions }) }
+        let has_resources = group_versions.iter().any(|group_version| !group_version.resources.is_empty());
+        if has_resources { Ok(Self { group_versions }) } else { Err(DocumentError::Empty) }
     }
 }
 
@@ -151,22 +154,22 @@ mod wire {
 
     #[derive(Deserialize)]
     pub(super) struct Group<'d> {
-        #[serde(borrow, default)]
-        pub(super) metadata: Metadata<'d>,
+        #[serde(borrow)]
+        metadata: Option<Metadata<'d>>,
         #[serde(borrow)]
         versions: Option<Vec<Version<'d>>>,
     }
 
-    #[derive(Deserialize, Default)]
-    pub(super) struct Metadata<'d> {
+    #[derive(Deserialize)]
+    struct Metadata<'d> {
         #[serde(borrow, default)]
-        pub(super) name: Cow<'d, str>,
+        name: Cow<'d, str>,
     }
 
     #[derive(Deserialize)]
     struct Version<'d> {
         #[serde(borrow)]
-        version: Cow<'d, str>,
+        version: Option<Cow<'d, str>>,
         #[serde(borrow)]
         freshness: Option<Cow<'d, str>>,
         #[serde(borrow)]
@@ -176,7 +179,7 @@ mod wire {
     #[derive(Deserialize)]
     struct Resource<'d> {
         #[serde(borrow)]
-        resource: Cow<'d, str>,
+        resource: Option<Cow<'d, str>>,
         #[serde(borrow)]
         subresources: Option<Vec<Subresource<'d>>>,
     }
@@ -184,28 +187,36 @@ mod wire {
     #[derive(Deserialize)]
     struct Subresource<'d> {
         #[serde(borrow)]
-        subresource: Cow<'d, str>,
+        subresource: Option<Cow<'d, str>>,
     }
 
     impl<'d> Group<'d> {
+        /// Empty for the core group.
+        pub(super) fn name(&self) -> &str {
+            self.metadata.as_ref().map_or("", |metadata| &metadata.name)
+        }
+
+        /// Entries without a name are left out.
         pub(super) fn into_group_versions(self) -> impl Iterator<Item = GroupVersion> + use<'d> {
-            let group = self.metadata.name.into_owned();
-            self.versions.unwrap_or_default().into_iter().map(move |version| GroupVersion {
-                group: group.clone(),
-                version: version.version.into_owned(),
-                is_stale: version.freshness.as_deref() == Some("Stale"),
-                resources: version.resources.unwrap_or_default().into_iter().map(ApiResource::from).collect(),
+            let group = self.name().to_owned();
+            self.versions.unwrap_or_default().into_iter().filter_map(move |version| {
+                Some(GroupVersion {
+                    group: group.clone(),
+                    version: version.version?.into_owned(),
+                    is_stale: version.freshness.as_deref() == Some("Stale"),
+                    resources: version.resources.unwrap_or_default().into_iter().filter_map(Resource::named).collect(),
+                })
             })
         }
     }
 
-    impl From<Resource<'_>> for ApiResource {
-        fn from(resource: Resource<'_>) -> Self {
-            let subresources = resource.subresources.unwrap_or_default();
-            Self {
-                name: resource.resource.into_owned(),
-                subresources: subresources.into_iter().map(|sub| sub.subresource.into_owned()).collect(),
-            }
+    impl Resource<'_> {
+        fn named(self) -> Option<ApiResource> {
+            let subresources = self.subresources.unwrap_or_default().into_iter();
+            Some(ApiResource {
+                name: self.resource?.into_owned(),
+                subresources: subresources.filter_map(|sub| Some(sub.subresource?.into_owned())).collect(),
+            })
         }
     }
 }
@@ -268,6 +279,12 @@ mod tests {
             (json, "{}", "is a \"\"", "an empty object"),
             (
                 json,
+                r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[]}]}]}"#,
+                "no group",
+                "a group without a resource",
+            ),
+            (
+                json,
                 r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v3","items":[]}"#,
                 "v3",
                 "a version that is not known",
@@ -300,6 +317,12 @@ mod tests {
             let error = Document::parse(Half::Groups, content_type, body.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(expected), "{why}: {error}");
         }
+        let long = format!("{{\"kind\":\"{}\",\"apiVersion\":\"v1\"}}", "x".repeat(1 << 20));
+        let list = format!("{{\"kind\":\"x\",\"items\":\"{}\"}}", "x".repeat(1 << 20));
+        for body in [long, list] {
+            let error = Document::parse(Half::Groups, json, body.as_bytes()).unwrap_err().to_string();
+            assert!(error.len() < 1_000, "{} bytes of outside text in a message", error.len());
+        }
         let mut not_utf8 = br#"{"kind":"APIGroupDiscoveryList","apiVersion":""#.to_vec();
         not_utf8.extend_from_slice(b"\xff\"}");
         assert!(Document::parse(Half::Groups, json, &not_utf8).is_err(), "bytes that are not UTF-8");
@@ -312,10 +335,15 @@ mod tests {
             {"metadata":{"name":"a.k8s.io","creationTimestamp":null},"versions":[
                 {"version":"v1","resources":[
                     {"resource":"plain"},
+                    {"resource":null},
+                    {"verbs":["get"]},
                     {"resource":"nulls","responseKind":null,"verbs":null,"scope":null,"subresources":null},
                     {"resource":"sub/|*","subresources":[{"subresource":"st\u0061tus","verbs":null}]}]},
                 {"version":"v2","freshness":"Stale"},
-                {"version":"v3","resources":null,"freshness":"Current"}]},
+                {"version":"v3","resources":null,"freshness":"Current"},
+                {"resources":[{"resource":"unnamed"}]},
+                {"version":null}]},
+            {"metadata":null,"versions":[]},
             {"metadata":{"name":"b.k8s.io"},"versions":null},
             {"versions":[]}]}"#;
         let document = Document::parse(Half::Groups, b"Application/JSON; x=y", body).unwrap();

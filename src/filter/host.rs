@@ -110,7 +110,8 @@ fn header(map: u32, name: &str) -> Result<Option<Vec<u8>>, HostStatus> {
     value.into_option(status)
 }
 
-/// A request header; several lines of one name come joined by commas. Only while the request callback runs.
+/// A request header; of several lines of one name the first, or all joined by commas: Envoy decides by the name. Only
+/// while the request callback runs.
 pub(super) fn request_header(name: &str) -> Result<Option<Vec<u8>>, HostStatus> {
     header(kind::REQUEST_HEADERS, name)
 }

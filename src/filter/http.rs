@@ -6,16 +6,17 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
 use super::host;
-use super::reply::Reply;
+use super::reply::{Reply, Retry};
 use super::root::parse_status;
 use super::state::Shared;
 use crate::config::{PeerProxying, Reroute};
 use crate::decision::{Decision, LOOP_HEADER, decide};
 use crate::discovery::document::Half;
 use crate::guard::held::Waiting;
-use crate::guard::{Asked, NotFound, Verdict, judge, looks_like_missing_route};
-use crate::local_reply::UpstreamFailure;
-use crate::target::{DecodedPath, Target};
+use crate::guard::{Asked, NotFound, Verdict, WhyRefused, judge, looks_like_missing_route};
+use crate::local_reply::{Effect, UpstreamFailure};
+use crate::quote::quoted_bytes;
+use crate::target::{DecodedPath, Resource, Target, without_query};
 
 /// Where the shipped configurations keep the request's method (filter `set_filter_state`). Envoy forgets the request's
 /// headers once they have passed, and to copy the method into the VM for every request, in case the answer should fail,
@@ -30,28 +31,30 @@ pub(super) struct Http {
     state: State,
 }
 
-/// What the response headers need to know of the request.
+/// How far the stream has come.
 enum State {
-    /// Not about a resource, or left alone for another reason: only Envoy's own failures are reshaped.
-    Untouched,
-    /// A request for a resource.
-    Resource(Sent),
+    /// The request has not passed here. If an answer does, another filter made it.
+    New,
+    /// The request has been sent.
+    Sent(Sent),
     /// Its answer is held. What passes here next is our own answer, or Envoy's if it has waited too long.
-    Held,
+    Held(Effect),
     /// The answer has passed.
     Done,
 }
 
-/// A request for a resource that was sent to an apiserver.
+/// What the answer needs to know of the request.
 struct Sent {
-    /// Its path as the client sent it.
-    path: Vec<u8>,
+    /// If it is about a resource: its path as the client sent it, without the query.
+    path: Option<Vec<u8>>,
     to: To,
     /// The latest question at that time: an answer to a later one tells what is true now.
     mark: u64,
+    ended_with_headers: bool,
+    reaches_backend: bool,
 }
 
-/// Where a request for a resource was sent.
+/// Where a request was sent.
 #[derive(Clone, Copy)]
 enum To {
     Here,
@@ -62,23 +65,23 @@ enum To {
 enum Fate {
     Passes,
     Replaced(Reply),
-    Held,
+    Held(Effect),
 }
 
 impl Http {
     pub(super) fn new(id: u32, shared: Option<Rc<Shared>>) -> Self {
-        Self { id, shared, state: State::Untouched }
+        Self { id, shared, state: State::New }
     }
 }
 
 impl Context for Http {}
 
 impl HttpContext for Http {
-    fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+    fn on_http_request_headers(&mut self, _headers: usize, end_of_stream: bool) -> Action {
         #[cfg(feature = "trap-on-command")]
         host::trap_if(host::request_header(host::TRAP_HEADER));
         if let Some(shared) = &self.shared {
-            self.state = shared.request();
+            self.state = State::Sent(shared.request(end_of_stream));
         }
         Action::Continue
     }
@@ -86,12 +89,11 @@ impl HttpContext for Http {
     fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
         let Some(shared) = &self.shared else { return Action::Continue };
         let fate = match std::mem::replace(&mut self.state, State::Done) {
-            State::Done => Fate::Passes,
-            State::Untouched => shared.response(None, self.id),
-            State::Resource(sent) => shared.response(Some(sent), self.id),
-            State::Held => {
+            State::New | State::Done => Fate::Passes,
+            State::Sent(sent) => shared.response(sent, self.id),
+            State::Held(effect) => {
                 shared.drop_held(self.id);
-                shared.response(None, self.id)
+                response_status().map_or(Fate::Passes, |status| shared.failure(status, effect))
             }
         };
         match fate {
@@ -100,8 +102,8 @@ impl HttpContext for Http {
                 reply.send(shared.config.retry_after_seconds);
                 Action::Continue
             }
-            Fate::Held => {
-                self.state = State::Held;
+            Fate::Held(effect) => {
+                self.state = State::Held(effect);
                 Action::Pause
             }
         }
@@ -110,7 +112,7 @@ impl HttpContext for Http {
 
 impl Drop for Http {
     fn drop(&mut self) {
-        if let (State::Held, Some(shared)) = (&self.state, &self.shared) {
+        if let (State::Held(_), Some(shared)) = (&self.state, &self.shared) {
             shared.drop_held(self.id);
         }
     }
@@ -118,28 +120,34 @@ impl Drop for Http {
 
 impl Shared {
     /// Decides about a request and carries the decision out.
-    fn request(&self) -> State {
+    fn request(&self, ended_with_headers: bool) -> Sent {
         if let Reroute::Header { name } = &self.config.reroute {
             // A client must not choose the cluster.
             host::log_failure("removing the rerouting header", host::remove_request_header(name));
         }
-        let Ok(Some(path)) = host::request_header(":path") else { return State::Untouched };
-        let Some(decoded) = DecodedPath::new(&path) else { return State::Untouched };
-        let Target::Resource(resource) = decoded.target() else { return State::Untouched };
+        let mut sent = Sent { path: None, to: To::Here, mark: self.mark(), ended_with_headers, reaches_backend: false };
+        let Ok(Some(path)) = host::request_header(":path") else { return sent };
+        let path = without_query(path);
+        let Some(decoded) = DecodedPath::new(&path) else { return sent };
+        let Target::Resource(resource) = decoded.target() else { return sent };
+        sent.reaches_backend = resource.reaches_backend();
         let has_loop_header = || !matches!(host::request_header(LOOP_HEADER), Ok(None));
-        let to = match decide(&resource, &self.view(), &self.config, has_loop_header, self.random()) {
-            Decision::Here(_) => To::Here,
-            Decision::Reroute(peer) => self.reroute(peer, &path),
-        };
-        State::Resource(Sent { path, to, mark: self.mark() })
+        match decide(&resource, &self.view(), &self.config, has_loop_header, self.random()) {
+            Decision::Reroute(peer) if self.config.peer_proxying == PeerProxying::DryRun => {
+                // Its answer is not judged either: it would have been another one.
+                log::info!("dry run: a request for {} would go to {}", name_of(&resource), self.name_of(peer));
+                return sent;
+            }
+            Decision::Reroute(peer) => sent.to = self.reroute(peer),
+            Decision::Here(_) => {}
+        }
+        drop(decoded);
+        sent.path = Some(path);
+        sent
     }
 
-    fn reroute(&self, peer: usize, path: &[u8]) -> To {
+    fn reroute(&self, peer: usize) -> To {
         let Some(apiserver) = self.config.apiservers.get(peer) else { return To::Here };
-        if self.config.peer_proxying == PeerProxying::DryRun {
-            log::info!("dry run: {:?} would go to {}", String::from_utf8_lossy(path), apiserver.name);
-            return To::Here;
-        }
         let cluster = apiserver.cluster.as_str();
         let chosen = host::set_request_header(LOOP_HEADER, "true").and_then(|()| match &self.config.reroute {
             Reroute::FilterState { key } => host::set_filter_state(key, cluster),
@@ -151,15 +159,20 @@ impl Shared {
         To::Peer(peer)
     }
 
-    /// Looks at an answer; `sent` is the request if it was about a resource.
-    fn response(&self, sent: Option<Sent>, stream: u32) -> Fate {
-        let to = sent.as_ref().map_or(To::Here, |sent| sent.to);
-        let asked = self.asked(to);
+    /// Looks at an answer.
+    fn response(&self, sent: Sent, stream: u32) -> Fate {
+        let asked = self.asked(sent.to);
         let Some(status) = response_status() else { return Fate::Passes };
-        match (status, sent, to) {
-            (404, Some(sent), _) => self.guard(sent, asked, stream),
+        match (status, &sent.path, sent.to) {
+            (404, Some(path), _) => self.guard(path.clone(), &sent, asked, stream),
             (301 | 302 | 303 | 307 | 308, Some(_), To::Peer(_)) => self.unless_dry_run(status, Reply::redirect()),
-            (500.., _, _) => self.failure(status, asked),
+            (500.., _, _) => {
+                let fate = self.failure(status, sent.effect());
+                if matches!(fate, Fate::Replaced(_)) {
+                    self.doubt(asked);
+                }
+                fate
+            }
             _ => Fate::Passes,
         }
     }
@@ -172,26 +185,30 @@ impl Shared {
         Fate::Replaced(reply)
     }
 
-    fn failure(&self, status: u16, asked: Asked) -> Fate {
-        let details = host::property("response\0code_details").ok().flatten().unwrap_or_default();
+    /// Replaces Envoy's own answer for an apiserver that could not be reached.
+    fn failure(&self, status: u16, effect: Effect) -> Fate {
+        let details = code_details().unwrap_or_default();
         let Some(failure) = UpstreamFailure::from_details(&details) else { return Fate::Passes };
+        self.unless_dry_run(status, Reply::failure(failure, effect))
+    }
+
+    /// A request has failed.
+    fn doubt(&self, asked: Asked) {
         if let Asked::One(apiserver) = asked {
             self.avoid(apiserver);
         }
         self.hurry(asked);
-        let method = host::property(METHOD).ok().flatten().unwrap_or_default();
-        self.unless_dry_run(status, Reply::failure(failure, &method))
     }
 
-    fn guard(&self, sent: Sent, asked: Asked, stream: u32) -> Fate {
-        let Some(decoded) = DecodedPath::new(&sent.path) else { return Fate::Passes };
+    fn guard(&self, path: Vec<u8>, sent: &Sent, asked: Asked, stream: u32) -> Fate {
+        let Some(decoded) = DecodedPath::new(&path) else { return Fate::Passes };
         let Target::Resource(resource) = decoded.target() else { return Fate::Passes };
         let half = Half::of_group(resource.group);
         let header = |name| host::response_header(name).ok().flatten();
-        let details = host::property("response\0code_details").ok().flatten();
+        let came_from_upstream = code_details().as_deref() == Some(VIA_UPSTREAM);
         let audit_id = header("audit-id");
         let not_found = NotFound {
-            is_by_apiserver: details.as_deref() == Some(b"via_upstream") && audit_id.is_some(),
+            is_by_apiserver: came_from_upstream && audit_id.is_some(),
             looks_like_missing_route: looks_like_missing_route(
                 header("content-type").as_deref(),
                 header("content-length").as_deref(),
@@ -205,19 +222,23 @@ impl Shared {
             Verdict::Pass => return Fate::Passes,
             Verdict::Refuse(why) => why,
             Verdict::Ask { .. } if self.config.peer_proxying == PeerProxying::DryRun => {
-                log::info!("dry run: the 404 for {:?} would be asked about", String::from_utf8_lossy(&sent.path));
+                log::info!("dry run: the apiservers would be asked about {}", name_of(&resource));
                 return Fate::Passes;
             }
             Verdict::Ask { whom, expected } => {
-                let Sent { path, mark, .. } = sent;
-                match self.hold(Waiting { stream, path, mark, half, pending: whom, expected }) {
-                    Ok(()) => return Fate::Held,
+                drop(decoded);
+                match self.hold(Waiting { stream, path, mark: sent.mark, half, pending: whom, expected }) {
+                    Ok(()) => return Fate::Held(sent.effect()),
                     Err(why) => why,
                 }
             }
         };
         self.hurry(asked);
-        self.unless_dry_run(404, Reply::guarded(why, audit_id))
+        // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Whatever else has
+        // answered may have.
+        let may_be_executed = why == WhyRefused::NotByApiserver && came_from_upstream;
+        let retry = if may_be_executed && sent.effect() == Effect::Possible { Retry::No } else { Retry::Yes };
+        self.unless_dry_run(404, Reply::guarded(why, audit_id, retry))
     }
 
     /// Which apiserver has answered. For a reroute this is looked up rather than believed: a filter-state value without
@@ -235,6 +256,27 @@ impl Shared {
     }
 }
 
+impl Sent {
+    /// Asks for the method, which costs a host call.
+    fn effect(&self) -> Effect {
+        let method = host::property(METHOD).ok().flatten().unwrap_or_default();
+        Effect::of_request(&method, self.ended_with_headers, self.reaches_backend)
+    }
+}
+
+/// What Envoy says of an answer that came from upstream, in `%RESPONSE_CODE_DETAILS%`.
+const VIA_UPSTREAM: &[u8] = b"via_upstream";
+
+fn code_details() -> Option<Vec<u8>> {
+    host::property("response\0code_details").ok().flatten()
+}
+
 fn response_status() -> Option<u16> {
     parse_status(&host::response_header(":status").ok().flatten()?)
+}
+
+/// The type, for a log line: never the path, whose query can hold commands and secrets.
+fn name_of(resource: &Resource<'_>) -> String {
+    let names = [resource.group, resource.version, resource.resource, resource.subresource].map(quoted_bytes);
+    format!("group {} version {} resource {} subresource {}", names[0], names[1], names[2], names[3])
 }

@@ -2,7 +2,7 @@
 
 use super::host;
 use crate::guard::WhyRefused;
-use crate::local_reply::{UpstreamFailure, service_unavailable};
+use crate::local_reply::{Effect, UpstreamFailure, service_unavailable};
 
 /// What the client gets.
 pub(super) struct Reply {
@@ -16,14 +16,15 @@ pub(super) struct Reply {
 }
 
 /// Whether the client may be told to try again.
-enum Retry {
+#[derive(Clone, Copy)]
+pub(super) enum Retry {
     Yes,
     No,
 }
 
 impl Reply {
     /// In place of a 404 that is not believed.
-    pub(super) fn guarded(why: WhyRefused, audit_id: Option<Vec<u8>>) -> Self {
+    pub(super) fn guarded(why: WhyRefused, audit_id: Option<Vec<u8>>, retry: Retry) -> Self {
         let message = match why {
             WhyRefused::NotByApiserver => "the 404 was not made by an apiserver",
             WhyRefused::ListedByAnother => "the apiserver that answered does not serve this resource, another one does",
@@ -31,7 +32,7 @@ impl Reply {
             WhyRefused::Vanished => "no apiserver serves this resource any more, but one did until a moment ago",
         };
         let details = format!("mixed_version_proxy_guarded_404{{{}}}", why.word());
-        Self { message, details, retry: Retry::Yes, audit_id }
+        Self { message, details, retry, audit_id }
     }
 
     /// In place of a rerouted request's redirect.
@@ -45,12 +46,12 @@ impl Reply {
     }
 
     /// In place of Envoy's own answer for an apiserver that could not be reached.
-    pub(super) fn failure(failure: UpstreamFailure, method: &[u8]) -> Self {
+    pub(super) fn failure(failure: UpstreamFailure, effect: Effect) -> Self {
         let (message, word) = match failure {
             UpstreamFailure::NotSent => ("the apiserver cannot be reached", "not_sent"),
             UpstreamFailure::MaybeSent => ("the connection to the apiserver broke before its answer", "maybe_sent"),
         };
-        let retry = if failure.allows_retry(method) { Retry::Yes } else { Retry::No };
+        let retry = if failure.allows_retry(effect) { Retry::Yes } else { Retry::No };
         Self { message, details: format!("mixed_version_proxy_upstream_failure{{{word}}}"), retry, audit_id: None }
     }
 

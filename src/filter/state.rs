@@ -8,7 +8,7 @@ use std::time::Duration;
 use foldhash::fast::FixedState;
 
 use super::host;
-use super::reply::Reply;
+use super::reply::{Reply, Retry};
 use super::shared::SharedData;
 use crate::config::Config;
 use crate::guard::held::{Held, Released, Waiting};
@@ -18,6 +18,7 @@ use crate::peers::exclusions::Exclusions;
 use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject};
 use crate::peers::snapshot::Snapshot;
 use crate::peers::table::{ApiserverSet, View};
+use crate::quote::quoted_bytes;
 
 /// How often the root looks whether a poll is due: as often as questions may follow each other. An idle worker's ten
 /// wake-ups a second cost nothing that could be measured.
@@ -278,9 +279,9 @@ impl Shared {
         }
         self.misrouted.set(logged.union(ApiserverSet::only(meant)));
         log::error!(
-            "a request meant for {} was answered by cluster {:?}: the Envoy configuration has no route for it",
+            "a request meant for {} was answered by cluster {}: the Envoy configuration has no route for it",
             self.name_of(meant),
-            String::from_utf8_lossy(answered)
+            quoted_bytes(answered)
         );
     }
 
@@ -297,10 +298,12 @@ impl Shared {
             Verdict::Pass => host::log_failure("letting an answer go", host::continue_response()),
             Verdict::Refuse(why) => {
                 let audit_id = host::response_header("audit-id").ok().flatten();
-                Reply::guarded(why, audit_id).send(self.config.retry_after_seconds);
+                Reply::guarded(why, audit_id, Retry::Yes).send(self.config.retry_after_seconds);
             }
             // A held answer has been asked about already.
-            Verdict::Ask { .. } => Reply::guarded(WhyRefused::Unconfirmed, None).send(self.config.retry_after_seconds),
+            Verdict::Ask { .. } => {
+                Reply::guarded(WhyRefused::Unconfirmed, None, Retry::Yes).send(self.config.retry_after_seconds)
+            }
         }
         host::log_failure("returning to the root context", host::set_effective_context(self.root_id));
     }

@@ -4,6 +4,7 @@
 //! kept: one bit for each apiserver at each type says the same. A look-up hashes the path's own bytes, probes once and
 //! answers with a bit set; it allocates nothing.
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
@@ -156,10 +157,13 @@ impl Table {
     /// are kept: a backend that cannot be reached just now takes no type away.
     pub fn with_document(&self, apiserver: usize, half: Half, document: &Document, context: Context<'_>) -> Self {
         let said = ApiserverSet::only(apiserver);
-        let is_stale = |[group, version, ..]: Names<'_>| {
-            let stale = document.group_versions.iter().filter(|group_version| group_version.is_stale);
-            stale.into_iter().any(|gv| gv.group.as_bytes() == group && gv.version.as_bytes() == version)
-        };
+        let stale: HashSet<_> = document
+            .group_versions
+            .iter()
+            .filter(|group_version| group_version.is_stale)
+            .map(|group_version| (group_version.group.as_bytes(), group_version.version.as_bytes()))
+            .collect();
+        let is_stale = |[group, version, ..]: Names<'_>| stale.contains(&(group, version));
         let mut next = Self::default();
         for (names, listing) in self.iter() {
             let is_concerned = Half::of_group(names[0]) == half && !is_stale(names);
@@ -460,6 +464,10 @@ mod tests {
         assert_eq!(servers(&table, "/apis/depot.k8s.io/v1/crates/c/status"), [0], "stale: kept");
         assert_eq!(servers(&table, "/apis/depot.k8s.io/v1/pallets"), [0], "and what it does list counts");
         assert!(servers(&table, "/apis/depot.k8s.io/v2/crates").is_empty(), "current: believed");
+        let once = said(&[(0, Half::Groups, &full), (0, Half::Groups, &stale)], &Exclusions::default()).len();
+        let mut again = vec![(0, Half::Groups, &full)];
+        again.extend([(0, Half::Groups, &stale); 20]);
+        assert_eq!(said(&again, &Exclusions::default()).len(), once, "however often it is told");
     }
 
     #[test]

@@ -205,8 +205,8 @@ impl ControlPlane {
         Ok(Client::tls(listener(envoy).await?, self.pki.client()?))
     }
 
-    /// Waits until every worker's table is complete: each of `apiservers` has been polled by each VM, and requests for
-    /// types that only one apiserver serves reach it on every worker.
+    /// Waits until every worker knows what the apiservers serve under `/apis`: a type that only `cp-2` serves is reached on
+    /// all of them.
     ///
     /// # Errors
     /// It takes longer than [`PATIENCE`].

@@ -161,7 +161,10 @@ async fn a_404_that_no_apiserver_made_is_not_believed() {
 async fn an_apiserver_that_cannot_be_reached_is_a_503_and_never_a_404() {
     let plane = ControlPlane::builder(SIDECAR).settled().await.unwrap();
     let [local, new, _] = &plane.apiservers[..] else { panic!("three apiservers") };
-    let send = async |method: &str, path: &str| plane.client.request(method, path).body("{}").send().await.unwrap();
+    let send = async |method: &str, path: &str| {
+        let body = if method == "GET" { "" } else { "{}" };
+        plane.client.request(method, path).body(body).send().await.unwrap()
+    };
 
     // Cut after the request was read: a write may have been executed.
     for (apiserver, path) in [(local, COMMON), (new, NEW_GROUP)] {
@@ -306,5 +309,36 @@ async fn an_apiserver_that_fails_its_polls_keeps_what_it_serves() {
     for expected in ["discovery of cp-2 (/apis) fails: status 500", "more than discovery.maxDocumentBytes", "no group"]
     {
         assert!(log.contains(expected), "{expected:?} is not in the log:\n{log}");
+    }
+}
+
+#[tokio::test]
+async fn what_may_have_been_executed_is_never_offered_for_another_try() {
+    let plane = ControlPlane::builder(SIDECAR).settled().await.unwrap();
+    let local = &plane.apiservers[0];
+    let pods = "/api/v1/namespaces/shop/pods/p1";
+    let exec = format!("{pods}/exec");
+    local.fail(Scope::path(&exec), Fault::Reset);
+    let upgrade = plane.client.get(format!("{exec}?command=rm")).header("connection", "Upgrade");
+    let upgrade = upgrade.header("upgrade", "websocket").header("sec-websocket-version", "13");
+    let answer = upgrade.header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==").send().await.unwrap();
+    assert_unavailable(&answer, None, "a GET that runs a command");
+    let proxied = "/api/v1/namespaces/shop/services/s/proxy/transfer";
+    local.fail(Scope::path(proxied), Fault::Reset);
+    assert_unavailable(&plane.get(proxied).await.unwrap(), None, "a GET that a backend may act upon");
+    local.heal();
+
+    // A backend's own 404, which did not pass through an apiserver's handlers: it has seen the request.
+    local.respond_with(|request| request.path().starts_with("/api/v1/namespaces/shop/").then(|| Response::bare(404)));
+    for (method, path, retry_after) in [
+        ("POST", proxied, None),
+        ("POST", &exec, None),
+        ("POST", COMMON, None),
+        ("GET", proxied, None),
+        ("GET", COMMON, Some("1")),
+    ] {
+        let answer = plane.client.request(method, path).send().await.unwrap();
+        assert_unavailable(&answer, retry_after, &format!("{method} {path}"));
+        assert_eq!(answer.header("cache-control").as_deref(), Some("no-cache, private"));
     }
 }

@@ -135,8 +135,10 @@ async fn dry_run_changes_nothing_and_logs_what_it_would_do() {
     let plane = ControlPlane::builder(SIDECAR).plugin(&json!({"peerProxying": "DryRun"})).start().await.unwrap();
     lab::eventually(e2e::PATIENCE, "the filter to log what it would do", async || {
         assert_eq!(plane.get(NEW_GROUP).await.unwrap().status, 404, "what cp-1 says");
+        assert_eq!(plane.get("/apis/apps/v1/nosuch").await.unwrap().status, 404, "what cp-1 says");
         let log = plane.envoy.log();
-        log.contains("would go to cp-2") && log.contains("would become a 503")
+        log.contains("resource \"storageversionmigrations\" subresource \"\" would go to cp-2")
+            && log.contains("the apiservers would be asked about group \"apps\"")
     })
     .await
     .unwrap();

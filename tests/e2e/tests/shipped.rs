@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 const FILES: [&str; 3] = [SIDECAR, GATEWAY, GATEWAY_HEADER];
 
 /// Routes of requests that may be silent for hours.
-const STREAMING_ROUTES: [&str; 6] = ["upgrade", "verb-prefix", "subresource", "node-proxy", "watch", "follow"];
+const STREAMING_ROUTES: [&str; 7] =
+    ["upgrade", "verb-prefix", "subresource", "profile", "node-proxy", "watch", "follow"];
 /// The route of all others.
 const OTHER_ROUTE: &str = "other";
 
@@ -718,6 +719,7 @@ const REQUESTS: &[(&str, &str, Option<&str>, &str)] = &[
     ("GET", "/api/v1/namespaces/n/pods?limit=5&watch=true&resourceVersion=7", None, "watch"),
     ("GET", "/api/v1/namespaces/n/pods?watch=true&watch=false", None, "watch"),
     ("GET", "/apis/apps/v1/deployments?allowWatchBookmarks=true&watch=true", None, "watch"),
+    ("GET", "/debug/pprof/profile?seconds=300", None, "profile"),
     ("GET", "/api/v1/pods?watch=false", None, "other"),
     ("GET", "/api/v1/pods?watch=False", None, "other"),
     ("GET", "/api/v1/pods?watch=FALSE", None, "other"),

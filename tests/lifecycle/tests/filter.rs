@@ -386,3 +386,64 @@ fn a_configuration_that_the_host_does_not_hand_over_is_refused() {
             .unwrap_or_else(|trap| panic!("{status}: {trap:?}"));
     }
 }
+
+#[test]
+fn a_404_that_only_looks_like_an_apiservers_is_not_believed() {
+    vm(|vm| {
+        let root = vm.configure(SIDECAR).unwrap();
+        poll(vm);
+        for details in ["direct_response", "route_not_found", "ext_authz_denied", ""] {
+            let stream = get(vm, root, COMMON).stream;
+            let outcome =
+                vm.response(stream, answer(404, "application/json", 188), [("response.code_details", details)]);
+            assert_eq!(outcome.local_reply.expect("a reply").status, 503, "{details}, although it has an Audit-Id");
+        }
+    });
+}
+
+#[test]
+fn a_missing_route_is_logged_once() {
+    vm(|vm| {
+        let root = vm.configure(SIDECAR).unwrap();
+        poll(vm);
+        for _ in 0..5 {
+            let stream = get(vm, root, NEW).stream;
+            vm.response(stream, answer(200, "application/json", 9), from_cluster("elsewhere"));
+        }
+        let told =
+            vm.logs().iter().filter(|line| line.message.contains("was answered by cluster \"elsewhere\"")).count();
+        assert_eq!(told, 1);
+    });
+}
+
+#[test]
+fn a_loop_header_that_cannot_be_read_counts_as_one() {
+    vm(|vm| {
+        let root = vm.configure(SIDECAR).unwrap();
+        poll(vm);
+        // The path is read first; the second read is the loop header's.
+        let stream = get(vm, root, NEW);
+        assert!(!stream.filter_state.is_empty());
+        vm.force_status("proxy_get_header_map_value", 2);
+        assert!(get(vm, root, NEW).filter_state.is_empty());
+    });
+}
+
+#[test]
+fn requests_are_spread_over_those_that_serve_them() {
+    vm(|vm| {
+        let gateway = r#"{"apiservers": [{"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+            {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll"},
+            {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"}]}"#;
+        let root = vm.configure(gateway).unwrap();
+        poll(vm);
+        let mut seen = std::collections::BTreeMap::<String, usize>::new();
+        for _ in 0..300 {
+            let outcome = get(vm, root, "/apis/apps/v1/deployments");
+            let cluster = outcome.filter_state_text("mixed_version_proxy.cluster").unwrap().to_owned();
+            *seen.entry(cluster).or_default() += 1;
+        }
+        assert_eq!(seen.keys().collect::<Vec<_>>(), ["cp-0", "cp-2"]);
+        assert!(seen.values().all(|count| *count > 90), "{seen:?}");
+    });
+}

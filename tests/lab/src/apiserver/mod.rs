@@ -199,9 +199,11 @@ impl StubApiserver {
         lock(&self.shared.requests).iter().filter(|request| wanted(request)).cloned().collect()
     }
 
-    /// What clients sent: all requests that are neither the filter's polls nor its questions for APIServices.
+    /// What clients sent: all requests that are neither the filter's polls, nor its questions for APIServices, nor Envoy's
+    /// health checks.
     pub fn client_requests(&self) -> Vec<Request> {
-        self.requests_where(|request| !request.is_poll() && !request.is_api_services())
+        let is_health_check = |request: &Request| request.header("user-agent").as_deref() == Some("Envoy/HC");
+        self.requests_where(|request| !request.is_poll() && !request.is_api_services() && !is_health_check(request))
     }
 
     /// The filter's polls of `/api` and `/apis`.
