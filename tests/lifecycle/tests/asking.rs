@@ -234,3 +234,31 @@ fn dry_run_holds_nothing() {
         })
         .unwrap();
 }
+
+#[test]
+fn an_apiserver_that_is_silent_for_an_hour_is_still_doubt() {
+    settled(|vm, root| {
+        vm.run_for_with(Duration::from_secs(3600), |call| {
+            Some(if call.upstream == "cp-1-poll" { Answer::local(503, "no healthy upstream") } else { discovery(call) })
+        });
+        let outcome = get(vm, root, NEW);
+        assert_eq!(outcome.filter_state_text("mixed_version_proxy.cluster"), Some("cp-1"), "its last document counts");
+        let local_404 = get(vm, root, "/apis/depot.k8s.io/v1/crates");
+        let refused = vm.response(local_404.stream, answer(404, "text/plain", 19), from_cluster("cp-0"));
+        assert_eq!(refused.local_reply.expect("a reply").status, 503);
+        let held = missing_route(vm, root, NOBODY, "cp-0").stream;
+        vm.run_for_with(Duration::from_secs(6), |call| {
+            Some(if call.upstream == "cp-1-poll" { Answer::Failure } else { discovery(call) })
+        });
+        assert_eq!(verdict(vm, held), Some(503), "what nobody lists may be served by the silent one");
+
+        // Only its removal says that it is gone.
+        let without = r#"{"apiservers": [{"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+            {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"}], "local": "cp-0"}"#;
+        let root = vm.configure(without).unwrap();
+        assert!(get(vm, root, NEW).filter_state.is_empty());
+        let held = missing_route(vm, root, NEW, "cp-0").stream;
+        vm.run_for_with(Duration::from_secs(6), |call| Some(discovery(call)));
+        assert_eq!(verdict(vm, held), Some(0), "the others have confirmed it");
+    });
+}
