@@ -82,8 +82,8 @@ async fn the_lead_moves_within_a_lease_and_requests_do_not_notice() {
     })
     .await
     .unwrap();
-    // A lease of two seconds, a tick, and the log's flush.
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // A lease of two seconds, a tick, the log's flush, and what a busy machine adds.
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
     apiserver.clear_requests();
     eventually(PATIENCE, "polls by the new leader", async || apiserver.polls().len() >= 4).await.unwrap();
 }
