@@ -94,6 +94,8 @@ struct InFlight {
     id: QuestionId,
     /// Until when the answer is awaited.
     deadline: Duration,
+    /// Another worker's state was adopted meanwhile: "unchanged" then speaks of a document that is not here any more.
+    is_overtaken: bool,
 }
 
 /// A question that is due: a GET of [`Subject::path`] from an apiserver.
@@ -170,6 +172,9 @@ pub enum PollError {
     /// A 304 although nothing is there that could be unchanged.
     #[error("304 without a document to keep")]
     NothingToKeep,
+    /// Another worker's state was adopted while the question was on its way, and the answer cannot be put in order.
+    #[error("another worker was quicker")]
+    Overtaken,
     /// Larger than `discovery.maxDocumentBytes`.
     #[error("{bytes} bytes, more than discovery.maxDocumentBytes")]
     TooLarge {
@@ -336,7 +341,7 @@ impl Peers {
         poll.is_wanted = false;
         poll.sent_at = Some(now);
         poll.next_due = now.saturating_add(interval);
-        poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(patience) });
+        poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(patience), is_overtaken: false });
         let if_none_match = poll.etag.clone();
         self.sent = number;
         Some(Question { id, if_none_match })
@@ -484,21 +489,12 @@ impl Peers {
         let mut believed = [ApiserverSet::EMPTY; 2];
         let mut ours = Vec::new();
         for (index, (name, discovery_cluster)) in names.enumerate() {
-            let is_it =
-                |state: &&ApiserverState<'_>| state.name == name && state.discovery_cluster == discovery_cluster;
-            let theirs = snapshot.apiservers.iter().position(|state| is_it(&state));
-            let state = theirs.and_then(|theirs| snapshot.apiservers.get(theirs));
-            ours.push(theirs);
-            let (Some(state), Some(polls)) = (state, self.apiservers.get_mut(index)) else { continue };
-            let only = ApiserverSet::only(index);
-            for ((poll, state), believed) in polls.iter_mut().zip(&state.halves).zip(&mut believed) {
-                if poll.adopt(state) {
-                    *believed = believed.union(only);
-                    if poll.is_fresh {
-                        self.avoided = self.avoided.without(only);
-                    }
-                }
+            let mut theirs = snapshot.apiservers.iter();
+            let theirs = theirs.position(|state| state.name == name && state.discovery_cluster == discovery_cluster);
+            if let Some(state) = theirs.and_then(|theirs| snapshot.apiservers.get(theirs)) {
+                self.adopt_polls(index, state, &mut believed);
             }
+            ours.push(theirs);
         }
         if self.api_services.adopt(&snapshot.api_services) {
             let excluded = snapshot.excluded.iter().map(|state| Excluded {
@@ -509,17 +505,29 @@ impl Peers {
             self.table = Rc::new(self.table.with_exclusions(&self.exclusions));
         }
         let types = snapshot.types.iter().map(|state| {
-            let is_in = |theirs: &Option<usize>| {
-                theirs.is_some_and(|theirs| ApiserverSet::from_bits(state.servers).contains(theirs))
-            };
-            let servers = ours.iter().enumerate().filter(|(_, theirs)| is_in(theirs)).map(|(index, _)| index).collect();
-            (state.names, Listing { servers, is_excluded: false, vanished_at: state.vanished_at })
+            let servers = ApiserverSet::from_bits(state.servers);
+            let is_server = |theirs: &Option<usize>| theirs.is_some_and(|theirs| servers.contains(theirs));
+            let ours = ours.iter().enumerate().filter(|(_, theirs)| is_server(theirs)).map(|(index, _)| index);
+            (state.names, Listing { servers: ours.collect(), is_excluded: false, vanished_at: state.vanished_at })
         });
         let context = Context { exclusions: &self.exclusions, now };
         let table = self.table.adopting(types, believed, context);
         self.replace_table(table);
         let after = (&self.table, self.health(Half::Core), self.health(Half::Groups), self.avoided);
         (&before.0, before.1, before.2, before.3) != after
+    }
+
+    /// Takes over what was told of one apiserver; adds it to `believed` for each half that is newer than what is known here.
+    fn adopt_polls(&mut self, index: usize, state: &ApiserverState<'_>, believed: &mut [ApiserverSet; 2]) {
+        let (Some(polls), only) = (self.apiservers.get_mut(index), ApiserverSet::only(index)) else { return };
+        for ((poll, state), believed) in polls.iter_mut().zip(&state.halves).zip(believed) {
+            if poll.adopt(state) {
+                *believed = believed.union(only);
+                if poll.is_fresh {
+                    self.avoided = self.avoided.without(only);
+                }
+            }
+        }
     }
 
     /// How far the documents of a half can be relied upon.
@@ -538,7 +546,9 @@ impl Peers {
             Answer::Failed(error) => return Err(error),
         };
         let is_known = self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| poll.is_known);
+        let is_overtaken = self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| poll.is_overtaken(status));
         match (status, id.subject) {
+            (200 | 304, _) if is_overtaken => Err(PollError::Overtaken),
             (200, _) if body.len() > self.settings.max_document_bytes => Err(PollError::TooLarge { bytes: body.len() }),
             (200, Subject::Half(half)) => {
                 let document = Document::parse(half, content_type, body)?;
@@ -591,6 +601,13 @@ impl Poll {
         }
     }
 
+    /// Whether the answer to the question on its way is out of order: "unchanged" since a document that was replaced, or
+    /// a document older than the one that replaced it.
+    fn is_overtaken(&self, status: u16) -> bool {
+        let is_older = self.heard > self.sent_at;
+        self.in_flight.is_some_and(|in_flight| in_flight.is_overtaken) && (status == 304 || is_older)
+    }
+
     /// Takes over another worker's state if it is newer; whether it is.
     fn adopt(&mut self, state: &PollState<'_>) -> bool {
         let is_newer = state.heard > self.heard;
@@ -601,6 +618,9 @@ impl Poll {
             self.next_due = state.next_due;
             self.failures = state.failures;
             self.etag = state.etag.map(str::to_owned);
+            if let Some(in_flight) = &mut self.in_flight {
+                in_flight.is_overtaken = true;
+            }
         }
         is_newer
     }
@@ -916,6 +936,35 @@ mod tests {
         follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
         assert!(!tell(&leader, &mut follower, &NAMES[..1], 3));
         assert!(serves(&follower, "newer") && !serves(&follower, "crates"), "its own answer is newer");
+    }
+
+    #[test]
+    fn an_answer_that_another_worker_has_overtaken_settles_nothing() {
+        let (older, newer) = (document("depot.k8s.io", "older"), document("depot.k8s.io", "newer"));
+        for (status, body, sent, expected, why) in [
+            (304, "", 2, false, "unchanged since what?"),
+            (200, older.as_str(), 2, false, "the other worker asked later"),
+            (200, older.as_str(), 4, true, "the other worker asked earlier"),
+        ] {
+            let mut leader = with_documents();
+            let mut follower = peers(1);
+            tell(&leader, &mut follower, &NAMES[..1], 1);
+            if sent > 3 {
+                let id = groups(&mut leader, 6);
+                leader.answered(id, response(200, &newer), seconds(6), EVEN);
+            }
+            let asked_at = seconds(if sent > 3 { 7 } else { 2 });
+            follower.ask(0, Half::Groups, follower.mark(), asked_at);
+            let question = follower.due(asked_at, false).remove(0);
+            if sent <= 3 {
+                let id = groups(&mut leader, 6);
+                leader.answered(id, response(200, &newer), seconds(6), EVEN);
+            }
+            assert!(tell(&leader, &mut follower, &NAMES[..1], 7), "{why}");
+            let change = follower.answered(question.id, response(status, body), seconds(8), EVEN);
+            assert_eq!(change.is_good, expected, "{why}");
+            assert_eq!(serves(&follower, "newer"), !expected, "{why}");
+        }
     }
 
     #[test]
