@@ -161,15 +161,17 @@ impl Shared {
 
     /// Looks at an answer.
     fn response(&self, sent: Sent, stream: u32) -> Fate {
-        let asked = self.asked(sent.to);
+        if let To::Peer(meant) = sent.to {
+            self.compare_route(meant);
+        }
         let Some(status) = response_status() else { return Fate::Passes };
         match (status, &sent.path, sent.to) {
-            (404, Some(path), _) => self.guard(path.clone(), &sent, asked, stream),
+            (404, Some(path), _) => self.guard(path.clone(), &sent, stream),
             (301 | 302 | 303 | 307 | 308, Some(_), To::Peer(_)) => self.unless_dry_run(status, Reply::redirect()),
             (500.., _, _) => {
                 let fate = self.failure(status, sent.effect());
                 if matches!(fate, Fate::Replaced(_)) {
-                    self.doubt(asked);
+                    self.doubt(self.asked(sent.to));
                 }
                 fate
             }
@@ -200,7 +202,8 @@ impl Shared {
         self.hurry(asked);
     }
 
-    fn guard(&self, path: Vec<u8>, sent: &Sent, asked: Asked, stream: u32) -> Fate {
+    fn guard(&self, path: Vec<u8>, sent: &Sent, stream: u32) -> Fate {
+        let asked = self.asked(sent.to);
         let Some(decoded) = DecodedPath::new(&path) else { return Fate::Passes };
         let Target::Resource(resource) = decoded.target() else { return Fate::Passes };
         let half = Half::of_group(resource.group);
@@ -241,19 +244,44 @@ impl Shared {
         self.unless_dry_run(404, Reply::guarded(why, audit_id, retry))
     }
 
-    /// Which apiserver has answered. For a reroute this is looked up rather than believed: a filter-state value without
-    /// a route of its own falls to the default cluster unnoticed.
-    fn asked(&self, to: To) -> Asked {
-        let To::Peer(meant) = to else { return self.config.local.map_or(Asked::AnyOne, Asked::One) };
-        let Ok(Some(answered)) = host::property("xds\0cluster_name") else { return Asked::One(meant) };
-        let apiservers = &self.config.apiservers;
-        if answered.is_empty() || apiservers.get(meant).is_some_and(|peer| peer.cluster.as_bytes() == answered) {
-            return Asked::One(meant);
+    /// Tells a reroute that had no effect: a filter-state value without a route of its own falls to the default cluster
+    /// unnoticed.
+    fn compare_route(&self, meant: usize) {
+        if let Some(answered) = answering_cluster()
+            && !self.is_cluster_of(meant, &answered)
+        {
+            self.log_misrouted(meant, &answered);
         }
-        self.log_misrouted(meant, &answered);
-        let owner = apiservers.iter().position(|peer| peer.cluster.as_bytes() == answered);
-        owner.map_or(Asked::Stranger, Asked::One)
     }
+
+    /// Which apiserver has answered. The cluster that did is looked up rather than believed: routes can be wrong.
+    fn asked(&self, to: To) -> Asked {
+        let meant = match to {
+            To::Peer(peer) => Some(peer),
+            To::Here => self.config.local,
+        };
+        let believed = meant.map_or(Asked::AnyOne, Asked::One);
+        let Some(answered) = answering_cluster() else { return believed };
+        let owner = (0..self.config.apiservers.len()).find(|index| self.is_cluster_of(*index, &answered));
+        if let Some(meant) = meant.filter(|meant| owner != Some(*meant)) {
+            self.log_misrouted(meant, &answered);
+        }
+        match (owner, to) {
+            (Some(owner), _) => Asked::One(owner),
+            (None, To::Peer(_)) => Asked::Stranger,
+            // The default cluster of a gateway; or of a sidecar whose routes name something else than `local`.
+            (None, To::Here) => Asked::AnyOne,
+        }
+    }
+
+    fn is_cluster_of(&self, apiserver: usize, cluster: &[u8]) -> bool {
+        self.config.apiservers.get(apiserver).is_some_and(|apiserver| apiserver.cluster.as_bytes() == cluster)
+    }
+}
+
+/// The cluster that has answered; `None` where there was none.
+fn answering_cluster() -> Option<Vec<u8>> {
+    host::property("xds\0cluster_name").ok().flatten().filter(|cluster| !cluster.is_empty())
 }
 
 impl Sent {
