@@ -40,7 +40,7 @@ pub struct Config {
 /// One apiserver process, and the Envoy clusters that lead to it and to no other.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Apiserver {
-    /// Sort key of merges, metric label and log field.
+    /// Sort key of merges and log field.
     pub name: String,
     /// Where requests are rerouted to.
     pub cluster: String,
@@ -57,7 +57,7 @@ pub enum PeerProxying {
     Enabled,
     /// It is never rerouted; a 503 takes the place of a 404 where a peer could serve it.
     Disabled,
-    /// It is only counted and logged.
+    /// It is only logged.
     DryRun,
 }
 

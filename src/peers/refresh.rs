@@ -261,7 +261,9 @@ impl Subject {
                  until it has them, group-versions of CRDs and aggregated APIs are told by their names alone"
             }
             (406, _) => ": the apiserver has no aggregated discovery in JSON",
-            (503 | 504, _) => ": the apiserver cannot be reached or is not ready",
+            (503 | 504, _) => {
+                ": the apiserver cannot be reached, is not ready, or is not trusted (trusted_ca of its cluster)"
+            }
             _ => "",
         }
     }

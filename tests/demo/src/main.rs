@@ -7,6 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{ControlPlane, SIDECAR};
 use lab::{Client, client::Answer};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// One line: a request, what is expected without the filter and with it, and why.
 struct Row {
@@ -17,7 +18,7 @@ struct Row {
     why: &'static str,
 }
 
-const NEW_GROUP: &str = "/apis/storagemigration.k8s.io/v1/storageversionmigrations/m1";
+const NEW_GROUP: &str = "/apis/storagemigration.k8s.io/v1/storageversionmigrations";
 
 /// While all apiservers are up.
 const MIXED: [Row; 6] = [
@@ -86,7 +87,30 @@ const PEER_DOWN: [Row; 3] = [
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let keep = std::env::args().any(|argument| argument == "--keep");
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let keep = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => false,
+        ["--keep"] => true,
+        _ => {
+            eprintln!("usage: scripts/demo [--keep]");
+            std::process::exit(2);
+        }
+    };
+    // Whatever ends the demo early must end its Envoys, too: they end when they are dropped.
+    tokio::select! {
+        outcome = run(keep) => outcome,
+        _ = ended(SignalKind::interrupt()) => Ok(()),
+        _ = ended(SignalKind::terminate()) => Ok(()),
+        _ = ended(SignalKind::hangup()) => Ok(()),
+    }
+}
+
+async fn ended(by: SignalKind) -> Result<()> {
+    signal(by)?.recv().await;
+    Ok(())
+}
+
+async fn run(keep: bool) -> Result<()> {
     eprintln!("==> starting three apiservers, and Envoy with the filter and without it");
     let versions = ["1.34.4", "1.37.2", "1.34.4"];
     let plane = ControlPlane::builder(SIDECAR).versions(versions).settled().await?;
@@ -111,9 +135,11 @@ async fn main() -> Result<()> {
 
     if keep {
         let address = plane.envoy.listener_addr("apiserver").await?;
-        println!("\ncp-2 is back. Try it, Ctrl-C ends it:\n\n  curl -sk https://{address}{NEW_GROUP}");
-        println!("  curl -s http://{}/config_dump\n", plane.envoy.admin());
-        tokio::signal::ctrl_c().await?;
+        let bare = bare.listener_addr("apiserver").await?;
+        println!("\ncp-2 is back. Try it, Ctrl-C ends it:\n");
+        println!("  curl -sk https://{address}{NEW_GROUP}    # with the filter");
+        println!("  curl -sk https://{bare}{NEW_GROUP}    # without it\n");
+        std::future::pending::<()>().await;
     } else {
         println!("\nTo try it by hand: scripts/demo --keep");
     }
@@ -139,7 +165,7 @@ fn print_header() {
 }
 
 fn print_line(request: &str, without: &str, with: &str, why: &str) {
-    println!("{request:<66} {without:<9} {with:<9} {why}");
+    println!("{request:<62} {without:<8} {with:<8} {why}");
 }
 
 async fn show(row: &Row, without: &Client, with: &Client) -> Result<()> {
