@@ -243,7 +243,8 @@ async fn the_examples_of_the_documentation_are_good() {
     let examples = documented("yaml");
     assert_eq!(examples.len(), 2, "a sidecar and a gateway");
     for (file, example) in [SIDECAR, GATEWAY].into_iter().zip(examples) {
-        let example = Config::from_yaml(&example).unwrap().replace("/etc/envoy/mixed_version_proxy.wasm", &wasm);
+        let example =
+            Config::from_yaml(&example).unwrap().replace("/etc/mixed-version-proxy/mixed-version-proxy.wasm", &wasm);
         let local = example.value().pointer("/typed_config/config/configuration/value/local");
         assert_eq!(local.is_some(), file == SIDECAR, "{file}: {local:?}");
         let config = filled_in(&pki, file, |listeners| *filter(listeners) = example.value().clone());
