@@ -15,7 +15,7 @@ use crate::guard::held::{Held, Released, Waiting};
 use crate::guard::{Asked, Verdict, WhyRefused};
 use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
-use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject};
+use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject, Word};
 use crate::peers::snapshot::Snapshot;
 use crate::peers::table::{ApiserverSet, View};
 use crate::quote::quoted_bytes;
@@ -218,10 +218,11 @@ impl Shared {
             self.show();
             self.wake_leader(ApiserverSet::only(id.apiserver));
         }
-        if let Subject::Half(half) = id.subject {
+        if let (Subject::Half(half), Some(word)) = (id.subject, change.word) {
+            let is_good = word == Word::Good;
             let (view, vanished_after) = (self.view(), self.vanished_after());
             let mut held = self.held.borrow_mut();
-            let released = held.answered(id.apiserver, half, id.number, change.is_good, &view, vanished_after);
+            let released = held.answered(id.apiserver, half, id.number, is_good, &view, vanished_after);
             drop(held);
             released.into_iter().for_each(|released| self.release(released));
         }

@@ -94,7 +94,7 @@ struct InFlight {
     id: QuestionId,
     /// Until when the answer is awaited.
     deadline: Duration,
-    /// Another worker's state was adopted meanwhile: "unchanged" then speaks of a document that is not here any more.
+    /// Another document was adopted from another worker meanwhile.
     is_overtaken: bool,
 }
 
@@ -172,9 +172,6 @@ pub enum PollError {
     /// A 304 although nothing is there that could be unchanged.
     #[error("304 without a document to keep")]
     NothingToKeep,
-    /// Another worker's state was adopted while the question was on its way, and the answer cannot be put in order.
-    #[error("another worker was quicker")]
-    Overtaken,
     /// Larger than `discovery.maxDocumentBytes`.
     #[error("{bytes} bytes, more than discovery.maxDocumentBytes")]
     TooLarge {
@@ -192,12 +189,21 @@ pub enum PollError {
 /// What an answer, or its absence, has changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The answer was good, and is the answer to the question that was named.
-    pub is_good: bool,
+    /// What was said; `None` if the answer was not awaited, or came out of order and will be asked for again.
+    pub word: Option<Word>,
     /// The [view](Peers::view) is another one than before.
     pub view: bool,
     /// What there is to log.
     pub event: Option<Event>,
+}
+
+/// What an answer is worth to those who wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// The [view](Peers::view) holds what the apiserver has said.
+    Good,
+    /// It has not said what it serves.
+    Failed,
 }
 
 /// A turn worth a log line: the first failure of a kind, and the end of failing.
@@ -358,8 +364,13 @@ impl Peers {
     /// Takes an answer. One that comes after its question was given up changes nothing: older data never replaces newer.
     /// `random` is any number.
     pub fn answered(&mut self, id: QuestionId, answer: Answer<'_>, now: Duration, random: u32) -> Change {
-        let is_awaited = |poll: &Poll| poll.in_flight.is_some_and(|in_flight| in_flight.id == id);
-        if !self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| is_awaited(poll)) {
+        let awaited = self.poll_mut(id.apiserver, id.subject);
+        let Some(poll) = awaited.filter(|poll| poll.in_flight.is_some_and(|in_flight| in_flight.id == id)) else {
+            return Change::default();
+        };
+        if poll.is_out_of_order(&answer) {
+            poll.in_flight = None;
+            poll.is_wanted = true;
             return Change::default();
         }
         let retry_after = match &answer {
@@ -383,14 +394,14 @@ impl Peers {
                 poll.failure = None;
                 let event = (!was_fresh).then_some(Event::Recovered);
                 let was_avoided = is_discovery && self.is_back(id.apiserver);
-                Change { is_good: true, view: is_another || is_another_health || was_avoided, event }
+                Change { word: Some(Word::Good), view: is_another || is_another_health || was_avoided, event }
             }
             Err(error) => {
                 let failure = error.to_string();
                 let is_news = poll.failure.as_ref() != Some(&failure);
                 let event = is_news.then(|| Event::Failing(failure.clone()));
                 poll.failure = Some(failure);
-                Change { is_good: false, view: is_another_health, event }
+                Change { word: Some(Word::Failed), view: is_another_health, event }
             }
         }
     }
@@ -548,9 +559,7 @@ impl Peers {
             Answer::Failed(error) => return Err(error),
         };
         let is_known = self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| poll.is_known);
-        let is_overtaken = self.poll_mut(id.apiserver, id.subject).is_some_and(|poll| poll.is_overtaken(status));
         match (status, id.subject) {
-            (200 | 304, _) if is_overtaken => Err(PollError::Overtaken),
             (200, _) if body.len() > self.settings.max_document_bytes => Err(PollError::TooLarge { bytes: body.len() }),
             (200, Subject::Half(half)) => {
                 let document = Document::parse(half, content_type, body)?;
@@ -603,26 +612,32 @@ impl Poll {
         }
     }
 
-    /// Whether the answer to the question on its way is out of order: "unchanged" since a document that was replaced, or
-    /// a document older than the one that replaced it.
-    fn is_overtaken(&self, status: u16) -> bool {
+    /// Whether the answer to the question on its way says nothing about what is known here: "unchanged" since a document
+    /// that was replaced, or a document older than the one that replaced it. It is to be asked again.
+    fn is_out_of_order(&self, answer: &Answer<'_>) -> bool {
+        let is_overtaken = self.in_flight.is_some_and(|in_flight| in_flight.is_overtaken);
         let is_older = self.heard > self.sent_at;
-        self.in_flight.is_some_and(|in_flight| in_flight.is_overtaken) && (status == 304 || is_older)
+        match answer {
+            Answer::Response { status: 304, .. } => is_overtaken,
+            Answer::Response { status: 200, .. } => is_overtaken && is_older,
+            _ => false,
+        }
     }
 
     /// Takes over another worker's state if it is newer; whether it is.
     fn adopt(&mut self, state: &PollState<'_>) -> bool {
         let is_newer = state.heard > self.heard;
         if is_newer {
+            let is_same_document = state.etag.is_some() && state.etag == self.etag.as_deref();
+            if let Some(in_flight) = &mut self.in_flight {
+                in_flight.is_overtaken |= !is_same_document;
+            }
             self.is_known = state.is_known;
             self.is_fresh = state.is_fresh;
             self.heard = state.heard;
             self.next_due = state.next_due;
             self.failures = state.failures;
             self.etag = state.etag.map(str::to_owned);
-            if let Some(in_flight) = &mut self.in_flight {
-                in_flight.is_overtaken = true;
-            }
         }
         is_newer
     }
@@ -691,7 +706,7 @@ mod tests {
         for question in peers.due(seconds(0), true) {
             let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
             let change = peers.answered(question.id, response(200, &document(group, "crates")), seconds(0), EVEN);
-            assert_eq!(change, Change { is_good: true, view: true, event: Some(Event::Recovered) });
+            assert_eq!(change, Change { word: Some(Word::Good), view: true, event: Some(Event::Recovered) });
         }
         peers
     }
@@ -750,7 +765,7 @@ mod tests {
             let change = peers.answered(id, answer, seconds(6), EVEN);
             let Some(Event::Failing(message)) = change.event else { panic!("{why}: nothing to log") };
             assert!(message.contains(expected), "{why}: {message}");
-            assert!(change.view && !change.is_good, "{why}");
+            assert_eq!((change.view, change.word), (true, Some(Word::Failed)), "{why}");
             assert!(serves(&peers, "crates"), "{why}: the last good document stays");
             let (only, nobody) = (ApiserverSet::only(0), ApiserverSet::EMPTY);
             assert_eq!(peers.view().groups, Health { known: only, fresh: nobody }, "{why}: failing");
@@ -766,7 +781,7 @@ mod tests {
         peers.answered(due[1].id, response(503, ""), seconds(6), EVEN);
         let id = groups(&mut peers, 7);
         let change = peers.answered(id, response(304, ""), seconds(7), EVEN);
-        assert_eq!(change, Change { is_good: true, view: true, event: Some(Event::Recovered) });
+        assert_eq!(change, Change { word: Some(Word::Good), view: true, event: Some(Event::Recovered) });
 
         let mut nothing_yet = self::peers(1);
         let id = groups(&mut nothing_yet, 0);
@@ -842,7 +857,7 @@ mod tests {
         let mut peers = with_documents();
         let id = groups(&mut peers, 6);
         let change = peers.answered(id, response(200, &document("depot.k8s.io", "crates")), seconds(6), EVEN);
-        assert_eq!(change, Change { is_good: true, view: false, event: None });
+        assert_eq!(change, Change { word: Some(Word::Good), view: false, event: None });
     }
 
     #[test]
@@ -940,32 +955,43 @@ mod tests {
         assert!(serves(&follower, "newer") && !serves(&follower, "crates"), "its own answer is newer");
     }
 
+    /// A follower's question and a leader's poll cross; the leader's news arrive before the answer. What the answer is
+    /// worth, and whether the follower then knows the newer type.
+    fn crossed(status: u16, body: &str, asked_at: u64, polled_at: u64, tag: &[u8]) -> (Option<Word>, bool) {
+        let newer = document("depot.k8s.io", "newer");
+        let (mut leader, mut follower) = (with_documents(), peers(1));
+        tell(&leader, &mut follower, &NAMES[..1], 1);
+        let id = groups(&mut leader, polled_at);
+        let (news, etag) = if tag == b"\"tag\"" { (document("depot.k8s.io", "crates"), tag) } else { (newer, tag) };
+        let answer = Answer::Response {
+            status: 200,
+            content_type: V2,
+            etag: Some(etag),
+            retry_after: None,
+            body: news.as_bytes(),
+        };
+        leader.answered(id, answer, seconds(polled_at), EVEN);
+        follower.ask(0, Half::Groups, follower.mark(), seconds(asked_at));
+        let question = follower.due(seconds(asked_at), false).remove(0);
+        tell(&leader, &mut follower, &NAMES[..1], 8);
+        let change = follower.answered(question.id, response(status, body), seconds(9), EVEN);
+        let is_asked_again = !follower.due(seconds(9), false).is_empty();
+        assert_eq!(is_asked_again, change.word.is_none(), "what settles nothing is asked again");
+        (change.word, serves(&follower, "newer"))
+    }
+
     #[test]
-    fn an_answer_that_another_worker_has_overtaken_settles_nothing() {
-        let (older, newer) = (document("depot.k8s.io", "older"), document("depot.k8s.io", "newer"));
-        for (status, body, sent, expected, why) in [
-            (304, "", 2, false, "unchanged since what?"),
-            (200, older.as_str(), 2, false, "the other worker asked later"),
-            (200, older.as_str(), 4, true, "the other worker asked earlier"),
+    fn an_answer_that_another_worker_has_overtaken_is_asked_for_again() {
+        let older = document("depot.k8s.io", "older");
+        let (same, other) = (b"\"tag\"".as_slice(), b"\"other\"".as_slice());
+        for (status, body, asked_at, polled_at, tag, expected, why) in [
+            (304, "", 5, 6, same, (Some(Word::Good), false), "the same document: unchanged is unchanged"),
+            (304, "", 5, 6, other, (None, true), "unchanged since what?"),
+            (200, older.as_str(), 5, 6, other, (None, true), "the other worker asked later"),
+            (200, older.as_str(), 7, 6, other, (Some(Word::Good), false), "the other worker asked earlier"),
+            (503, "", 5, 6, other, (Some(Word::Failed), true), "no answer is no answer"),
         ] {
-            let mut leader = with_documents();
-            let mut follower = peers(1);
-            tell(&leader, &mut follower, &NAMES[..1], 1);
-            if sent > 3 {
-                let id = groups(&mut leader, 6);
-                leader.answered(id, response(200, &newer), seconds(6), EVEN);
-            }
-            let asked_at = seconds(if sent > 3 { 7 } else { 2 });
-            follower.ask(0, Half::Groups, follower.mark(), asked_at);
-            let question = follower.due(asked_at, false).remove(0);
-            if sent <= 3 {
-                let id = groups(&mut leader, 6);
-                leader.answered(id, response(200, &newer), seconds(6), EVEN);
-            }
-            assert!(tell(&leader, &mut follower, &NAMES[..1], 7), "{why}");
-            let change = follower.answered(question.id, response(status, body), seconds(8), EVEN);
-            assert_eq!(change.is_good, expected, "{why}");
-            assert_eq!(serves(&follower, "newer"), !expected, "{why}");
+            assert_eq!(crossed(status, body, asked_at, polled_at, tag), expected, "{status}: {why}");
         }
     }
 
