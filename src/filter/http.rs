@@ -13,7 +13,7 @@ use crate::config::{PeerProxying, Reroute};
 use crate::decision::{Decision, LOOP_HEADER, decide};
 use crate::discovery::document::Half;
 use crate::guard::held::Waiting;
-use crate::guard::{Asked, NotFound, Verdict, WhyRefused, judge, looks_like_missing_route};
+use crate::guard::{Asked, NotFound, Verdict, judge, looks_like_missing_route};
 use crate::local_reply::{Effect, UpstreamFailure};
 use crate::quote::quoted_bytes;
 use crate::target::{DecodedPath, Resource, Target, without_query};
@@ -210,6 +210,10 @@ impl Shared {
         let header = |name| host::response_header(name).ok().flatten();
         let came_from_upstream = code_details().as_deref() == Some(VIA_UPSTREAM);
         let audit_id = header("audit-id");
+        // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Something else that
+        // has answered may have: what stands between, or a backend that an apiserver hands requests on to.
+        let is_by_another = audit_id.is_none() || sent.reaches_backend;
+        let may_be_executed = came_from_upstream && is_by_another && sent.effect() == Effect::Possible;
         let not_found = NotFound {
             is_by_apiserver: came_from_upstream && audit_id.is_some(),
             looks_like_missing_route: looks_like_missing_route(
@@ -230,17 +234,22 @@ impl Shared {
             }
             Verdict::Ask { whom, expected } => {
                 drop(decoded);
-                match self.hold(Waiting { stream, path, mark: sent.mark, half, pending: whom, expected }) {
+                match self.hold(Waiting {
+                    stream,
+                    path,
+                    mark: sent.mark,
+                    half,
+                    pending: whom,
+                    expected,
+                    may_be_executed,
+                }) {
                     Ok(()) => return Fate::Held(sent.effect()),
                     Err(why) => why,
                 }
             }
         };
         self.hurry(asked);
-        // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Whatever else has
-        // answered may have.
-        let may_be_executed = why == WhyRefused::NotByApiserver && came_from_upstream;
-        let retry = if may_be_executed && sent.effect() == Effect::Possible { Retry::No } else { Retry::Yes };
+        let retry = if may_be_executed { Retry::No } else { Retry::Yes };
         self.unless_dry_run(404, Reply::guarded(why, audit_id, retry))
     }
 

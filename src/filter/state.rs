@@ -295,15 +295,16 @@ impl Shared {
         if host::set_effective_context(released.stream).is_err() {
             return; // Gone meanwhile.
         }
+        let retry = if released.may_be_executed { Retry::No } else { Retry::Yes };
         match released.verdict {
             Verdict::Pass => host::log_failure("letting an answer go", host::continue_response()),
             Verdict::Refuse(why) => {
                 let audit_id = host::response_header("audit-id").ok().flatten();
-                Reply::guarded(why, audit_id, Retry::Yes).send(self.config.retry_after_seconds);
+                Reply::guarded(why, audit_id, retry).send(self.config.retry_after_seconds);
             }
             // A held answer has been asked about already.
             Verdict::Ask { .. } => {
-                Reply::guarded(WhyRefused::Unconfirmed, None, Retry::Yes).send(self.config.retry_after_seconds)
+                Reply::guarded(WhyRefused::Unconfirmed, None, retry).send(self.config.retry_after_seconds)
             }
         }
         host::log_failure("returning to the root context", host::set_effective_context(self.root_id));

@@ -29,6 +29,8 @@ pub struct Waiting {
     pub pending: ApiserverSet,
     /// What they have to say for the 404 to be believed.
     pub expected: Expected,
+    /// The answer may be a backend's, which has seen the request and may have acted upon it.
+    pub may_be_executed: bool,
 }
 
 /// A held answer that is to be let go.
@@ -38,6 +40,8 @@ pub struct Released {
     pub stream: u32,
     /// How.
     pub verdict: Verdict,
+    /// See [`Waiting::may_be_executed`].
+    pub may_be_executed: bool,
 }
 
 impl Held {
@@ -80,7 +84,8 @@ impl Held {
                 return true;
             }
             let verdict = if is_good { waiting.heard(apiserver, view, vanished_after) } else { Some(UNCONFIRMED) };
-            released.extend(verdict.map(|verdict| Released { stream: waiting.stream, verdict }));
+            let Waiting { stream, may_be_executed, .. } = *waiting;
+            released.extend(verdict.map(|verdict| Released { stream, verdict, may_be_executed }));
             verdict.is_none()
         });
         released
@@ -126,7 +131,7 @@ mod tests {
 
     fn waiting(stream: u32, mark: u64, pending: &[usize], expected: Expected) -> Waiting {
         let path = b"/apis/depot.k8s.io/v1/crates/c".to_vec();
-        Waiting { stream, path, mark, half: Half::Groups, pending: set(pending), expected }
+        Waiting { stream, path, mark, half: Half::Groups, pending: set(pending), expected, may_be_executed: false }
     }
 
     fn held(waiting: impl IntoIterator<Item = Waiting>) -> Held {
@@ -134,11 +139,11 @@ mod tests {
     }
 
     fn pass(stream: u32) -> Released {
-        Released { stream, verdict: Verdict::Pass }
+        Released { stream, verdict: Verdict::Pass, may_be_executed: false }
     }
 
     fn refuse(stream: u32, why: WhyRefused) -> Released {
-        Released { stream, verdict: Verdict::Refuse(why) }
+        Released { stream, verdict: Verdict::Refuse(why), may_be_executed: false }
     }
 
     #[test]

@@ -262,3 +262,49 @@ fn an_apiserver_that_is_silent_for_an_hour_is_still_doubt() {
         assert_eq!(verdict(vm, held), Some(0), "the others have confirmed it");
     });
 }
+
+#[test]
+fn a_404_that_may_be_a_backends_is_not_offered_for_another_try() {
+    for (method, ended, retry_after) in [("GET", true, Some("1")), ("POST", false, None), ("DELETE", true, None)] {
+        Host::new()
+            .vm(move |vm| {
+                let root = vm.configure(SIDECAR).unwrap();
+                let kinds = document_with_proxy();
+                vm.run_for_with(Duration::from_secs(6), |call| {
+                    if call.path() == "/api" { Some(aggregated(&kinds)) } else { Some(discovery(call)) }
+                });
+                for (path, expected) in [
+                    (
+                        "/api/v1/namespaces/n/services/s/proxy/transfer",
+                        if method == "GET" { None } else { retry_after },
+                    ),
+                    ("/api/v1/namespaces/n/services/s", Some("1")),
+                ] {
+                    let headers = lifecycle::request(path);
+                    let headers = headers.iter().fold(Headers::new(), |all, (name, value)| {
+                        all.with(name, if name == ":method" { method.as_bytes() } else { value })
+                    });
+                    let stream = vm.request(root, headers, ended).stream;
+                    vm.set_property(stream, "filter_state.mixed_version_proxy.method", method);
+                    vm.response(stream, answer(404, "text/plain", 19), from_cluster("cp-0"));
+                    vm.run_for_with(Duration::from_millis(300), |_| Some(Answer::Failure));
+                    let reply = vm.stream(stream).local_reply.expect("a reply");
+                    assert_eq!(reply.headers.text("retry-after"), expected, "{method} {path}");
+                    vm.run_for_with(Duration::from_secs(6), |call| {
+                        if call.path() == "/api" { Some(aggregated(&kinds)) } else { Some(discovery(call)) }
+                    });
+                }
+            })
+            .unwrap();
+    }
+}
+
+/// A core group of services that hand requests on.
+fn document_with_proxy() -> String {
+    lifecycle::document("", "services")
+        .replace(r#""verbs":["get"]"#, r#""verbs":["get"],"subresources":[{"subresource":"proxy","verbs":["get"]}]"#)
+}
+
+fn aggregated(body: &str) -> Answer {
+    Answer::new(200, [("content-type", "application/json")], body)
+}
