@@ -115,11 +115,8 @@ pub fn judge(
     // Somebody who is known not to serve it may have answered: a gateway cannot tell.
     let may_be_another = asked == Asked::AnyOne && !may_serve_it.contains_all(health.known);
     if !candidates.is_empty() && !may_be_another {
-        // The balancer of a gateway leaves those alone that fail.
-        let failing = health.known.without(health.fresh);
-        let whom = if asked == Asked::AnyOne { candidates.without(failing) } else { candidates };
-        let ask = Verdict::Ask { whom, expected: Expected::StillListed };
-        return if whom.is_empty() { Verdict::Refuse(WhyRefused::Unconfirmed) } else { ask };
+        // Those that fail their polls, too: a balancer may have found one back, as another version, before we have.
+        return Verdict::Ask { whom: candidates, expected: Expected::StillListed };
     }
     if !listing.servers.is_empty() {
         return Verdict::Refuse(WhyRefused::ListedByAnother);
@@ -186,7 +183,7 @@ mod tests {
     #[test]
     fn a_404_is_believed_or_not() {
         use Asked::{AnyOne, One, Stranger};
-        use WhyRefused::{ListedByAnother, NotByApiserver, Unconfirmed};
+        use WhyRefused::{ListedByAnother, NotByApiserver};
         let refuse = Verdict::Refuse;
         let still = |whom| Verdict::Ask { whom: set(whom), expected: Expected::StillListed };
         let nobody = Verdict::Ask { whom: EVERYBODY, expected: Expected::ListedByNobody };
@@ -233,8 +230,8 @@ mod tests {
                 third_failing,
                 AnyOne,
                 MISSING_ROUTE,
-                still(&[0, 1]),
-                "gateway: the failing one is not asked",
+                still(&[0, 1, 2]),
+                "gateway: the failing one may be back",
             ),
             (
                 depot,
@@ -242,8 +239,8 @@ mod tests {
                 all_failing,
                 AnyOne,
                 MISSING_ROUTE,
-                refuse(Unconfirmed),
-                "gateway: nobody can be asked",
+                still(&[0, 1, 2]),
+                "gateway: any of them may be back",
             ),
             (
                 depot,
