@@ -84,6 +84,8 @@ struct Poll {
     sent_at: Option<Duration>,
     /// When the question was sent whose answer, or want of one, made this state. Maybe another worker's.
     heard: Option<Duration>,
+    /// When the question was sent whose answer is the latest good one: how old what we know is.
+    told: Option<Duration>,
     /// To be sent as soon as spacing allows.
     is_wanted: bool,
     in_flight: Option<InFlight>,
@@ -383,6 +385,9 @@ impl Peers {
         let Some(poll) = self.poll_mut(id.apiserver, id.subject) else { return Change::default() };
         poll.in_flight = None;
         poll.heard = poll.sent_at;
+        if taken.is_ok() {
+            poll.told = poll.sent_at;
+        }
         let was_fresh = std::mem::replace(&mut poll.is_fresh, taken.is_ok());
         poll.is_known |= taken.is_ok();
         poll.failures = if taken.is_ok() { 0 } else { poll.failures.saturating_add(1) };
@@ -606,6 +611,7 @@ impl Poll {
             is_known: self.is_known,
             is_fresh: self.is_fresh,
             heard: self.heard,
+            told: self.told,
             next_due: self.next_due,
             failures: self.failures,
             etag: self.etag.as_deref(),
@@ -616,7 +622,7 @@ impl Poll {
     /// that was replaced, or a document older than the one that replaced it. It is to be asked again.
     fn is_out_of_order(&self, answer: &Answer<'_>) -> bool {
         let is_overtaken = self.in_flight.is_some_and(|in_flight| in_flight.is_overtaken);
-        let is_older = self.heard > self.sent_at;
+        let is_older = self.told > self.sent_at;
         match answer {
             Answer::Response { status: 304, .. } => is_overtaken,
             Answer::Response { status: 200, .. } => is_overtaken && is_older,
@@ -624,19 +630,24 @@ impl Poll {
         }
     }
 
-    /// Takes over another worker's state if it is newer; whether it is.
+    /// Takes over what is newer of another worker's state: how the polls went, and, on its own, what was told. Whether
+    /// something else was told.
     fn adopt(&mut self, state: &PollState<'_>) -> bool {
-        let is_newer = state.heard > self.heard;
+        if state.heard > self.heard {
+            self.is_fresh = state.is_fresh;
+            self.heard = state.heard;
+            self.next_due = state.next_due;
+            self.failures = state.failures;
+        }
+        // A poll that failed later says nothing of a document: an older one must not replace a newer.
+        let is_newer = state.told > self.told;
         if is_newer {
             let is_same_document = state.etag.is_some() && state.etag == self.etag.as_deref();
             if let Some(in_flight) = &mut self.in_flight {
                 in_flight.is_overtaken |= !is_same_document;
             }
             self.is_known = state.is_known;
-            self.is_fresh = state.is_fresh;
-            self.heard = state.heard;
-            self.next_due = state.next_due;
-            self.failures = state.failures;
+            self.told = state.told;
             self.etag = state.etag.map(str::to_owned);
         }
         is_newer
@@ -993,6 +1004,20 @@ mod tests {
         ] {
             assert_eq!(crossed(status, body, asked_at, polled_at, tag), expected, "{status}: {why}");
         }
+    }
+
+    #[test]
+    fn a_later_failure_does_not_bring_an_older_document_back() {
+        let (mut leader, mut follower) = (with_documents(), peers(1));
+        tell(&leader, &mut follower, &NAMES[..1], 1);
+        follower.ask(0, Half::Groups, follower.mark(), seconds(2));
+        let question = follower.due(seconds(2), false).remove(0);
+        follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
+        let id = groups(&mut leader, 6);
+        leader.answered(id, response(503, ""), seconds(6), EVEN);
+        assert!(tell(&leader, &mut follower, &NAMES[..1], 7), "it is failing now");
+        assert_eq!(follower.view().groups.fresh, ApiserverSet::EMPTY);
+        assert!(serves(&follower, "newer") && !serves(&follower, "crates"), "and its latest document counts");
     }
 
     #[test]

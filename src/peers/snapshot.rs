@@ -52,6 +52,8 @@ pub struct PollState<'s> {
     pub is_fresh: bool,
     /// When the question was sent whose answer, or want of one, made this state; `None`: there was none yet.
     pub heard: Option<Duration>,
+    /// When the question was sent whose answer is the latest good one.
+    pub told: Option<Duration>,
     /// When the next poll is due.
     pub next_due: Duration,
     /// Failures in a row.
@@ -128,6 +130,7 @@ mod tests {
             is_known: true,
             is_fresh: false,
             heard: Some(Duration::from_millis(1234)),
+            told: Some(Duration::from_millis(1000)),
             next_due: Duration::from_secs(9),
             failures: 3,
             etag: Some("\"tag\""),
