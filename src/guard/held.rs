@@ -80,7 +80,10 @@ impl Held {
     ) -> Vec<Released> {
         let mut released = Vec::new();
         self.0.retain_mut(|waiting| {
-            if waiting.half != half || number <= waiting.mark || !waiting.pending.contains(apiserver) {
+            // A failure tells of trouble whenever it was asked: an apiserver that restarts meanwhile may come back as
+            // another version, and "still listed" would then be said of that one.
+            let is_too_old = is_good && number <= waiting.mark;
+            if waiting.half != half || is_too_old || !waiting.pending.contains(apiserver) {
                 return true;
             }
             let verdict = if is_good { waiting.heard(apiserver, view, vanished_after) } else { Some(UNCONFIRMED) };
@@ -110,7 +113,8 @@ impl Waiting {
         if !is_confirmed {
             return Some(Verdict::Refuse(WhyRefused::ListedByAnother));
         }
-        if listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after) {
+        let has_just_vanished = listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after);
+        if listing.servers.is_empty() && has_just_vanished {
             return Some(Verdict::Refuse(WhyRefused::Vanished));
         }
         self.pending.is_empty().then_some(Verdict::Pass)
@@ -162,6 +166,9 @@ mod tests {
         let mut held = held([waiting(1, 7, &[0], Expected::StillListed), waiting(2, 8, &[0], Expected::StillListed)]);
         let view = view(&[("crates", vec![0])], ALL);
         assert_eq!(held.answered(0, Half::Groups, 7, true, &view, LONG_AGO), []);
+        let mut restarted = Held(vec![waiting(3, 7, &[0], Expected::StillListed)]);
+        let refused = restarted.answered(0, Half::Groups, 7, false, &view, LONG_AGO);
+        assert_eq!(refused, [refuse(3, WhyRefused::Unconfirmed)], "a failure counts whenever it was asked");
         assert_eq!(held.answered(0, Half::Core, 9, true, &view, LONG_AGO), [], "the other half");
         assert_eq!(held.answered(1, Half::Groups, 9, true, &view, LONG_AGO), [], "another apiserver");
         assert_eq!(held.answered(0, Half::Groups, 8, true, &view, LONG_AGO), [pass(1)]);

@@ -1007,6 +1007,30 @@ mod tests {
     }
 
     #[test]
+    fn the_removal_of_an_apiserver_does_not_hide_what_another_has_just_dropped() {
+        let mut leader = peers(2);
+        for question in leader.due(seconds(0), true) {
+            let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
+            let resource = if question.id.apiserver == 0 { "shared" } else { "alone" };
+            leader.answered(question.id, response(200, &document(group, resource)), seconds(0), EVEN);
+        }
+        let due = leader.due(seconds(6), true).into_iter();
+        for question in due.filter(|question| question.id.subject == Subject::Half(Half::Groups)) {
+            let resource = if question.id.apiserver == 0 { "other" } else { "shared" };
+            leader.answered(question.id, response(200, &document("depot.k8s.io", resource)), seconds(6), EVEN);
+        }
+        // Now cp-1 alone lists what cp-0 listed a moment ago, and cp-1 is removed.
+        let mut follower = peers(1);
+        tell(&leader, &mut follower, &NAMES[..1], 7);
+        let vanished_at = |resource: &str| {
+            let names: Names<'_> = [b"depot.k8s.io", b"v1", resource.as_bytes(), b""];
+            follower.table.iter().find(|(have, _)| *have == names).and_then(|(_, listing)| listing.vanished_at)
+        };
+        assert_eq!(vanished_at("shared"), Some(seconds(6)));
+        assert!(!serves(&follower, "shared"));
+    }
+
+    #[test]
     fn a_later_failure_does_not_bring_an_older_document_back() {
         let (mut leader, mut follower) = (with_documents(), peers(1));
         tell(&leader, &mut follower, &NAMES[..1], 1);

@@ -114,7 +114,8 @@ pub struct Listing {
     pub servers: ApiserverSet,
     /// Its group-version is left alone: see [`Exclusions`].
     pub is_excluded: bool,
-    /// When the last apiserver took it out of its document; `None` if one lists it, or none ever did.
+    /// When an apiserver took it out of its document for the last time; `None` if none ever did. Tells something only
+    /// once nobody lists it any more.
     pub vanished_at: Option<Duration>,
 }
 
@@ -182,7 +183,7 @@ impl Table {
                 }
             }
         }
-        next.date_what_vanished(context.now);
+        next.date_what_vanished(self, context.now);
         next
     }
 
@@ -209,7 +210,7 @@ impl Table {
                 next.insert(names, Listing { servers, is_excluded, ..listing });
             }
         }
-        next.date_what_vanished(context.now);
+        next.date_what_vanished(self, context.now);
         next
     }
 
@@ -224,7 +225,9 @@ impl Table {
 
     /// The table without the types that vanished before a moment; `None` if there are none.
     pub fn without_vanished_before(&self, moment: Duration) -> Option<Self> {
-        let is_over = |listing: &Listing| listing.vanished_at.is_some_and(|vanished_at| vanished_at < moment);
+        let is_over = |listing: &Listing| {
+            listing.servers.is_empty() && listing.vanished_at.is_some_and(|vanished_at| vanished_at < moment)
+        };
         if !self.entries.iter().any(|entry| is_over(&entry.listing)) {
             return None;
         }
@@ -246,7 +249,7 @@ impl Table {
         let hashed = hash(hasher, names);
         if let Some(entry) = entries.find_mut(hashed, |entry| entry.has_names(stored, names)) {
             let servers = entry.listing.servers.union(listing.servers);
-            let vanished_at = listing.vanished_at.or(entry.listing.vanished_at);
+            let vanished_at = listing.vanished_at.max(entry.listing.vanished_at);
             entry.listing = Listing { servers, vanished_at, ..listing };
             return;
         }
@@ -259,11 +262,14 @@ impl Table {
         entries.insert_unique(hashed, entry, |entry| hash(hasher, entry.names(stored).unwrap_or_default()));
     }
 
-    /// Notes since when a type is listed by nobody.
-    pub(super) fn date_what_vanished(&mut self, now: Duration) {
-        for entry in &mut self.entries {
-            let is_listed = !entry.listing.servers.is_empty();
-            entry.listing.vanished_at = if is_listed { None } else { entry.listing.vanished_at.or(Some(now)) };
+    /// Notes which types an apiserver has taken out of its document since `before`.
+    fn date_what_vanished(&mut self, before: &Self, now: Duration) {
+        let Self { entries, names: stored, .. } = self;
+        for entry in entries {
+            let was = entry.names(stored).map(|names| before.find(names).servers).unwrap_or_default();
+            if !was.without(entry.listing.servers).is_empty() {
+                entry.listing.vanished_at = Some(now);
+            }
         }
     }
 
@@ -439,7 +445,10 @@ mod tests {
         let steps = [(0, Half::Groups, &with), (1, Half::Groups, &with), (0, Half::Groups, &without)];
         let table = said(&steps, &Exclusions::default());
         let crates = |table: &Table| listing(table, "/apis/depot.k8s.io/v1/crates");
-        assert_eq!((servers(&table, "/apis/depot.k8s.io/v1/crates"), crates(&table).vanished_at), (vec![1], None));
+        let seconds = Duration::from_secs;
+        let one_left = (servers(&table, "/apis/depot.k8s.io/v1/crates"), crates(&table).vanished_at);
+        assert_eq!(one_left, (vec![1], Some(seconds(3))), "one of two has dropped it");
+        assert!(table.without_vanished_before(seconds(100)).is_none(), "and the other one lists it");
 
         let gone = said(
             &[steps[0], steps[1], steps[2], (1, Half::Groups, &without), (1, Half::Groups, &without)],
@@ -452,7 +461,7 @@ mod tests {
         assert_eq!((crates(&forgotten), forgotten.len()), (Listing::default(), 0));
 
         let back = said(&[steps[0], steps[2], steps[0]], &Exclusions::default());
-        assert_eq!((servers(&back, "/apis/depot.k8s.io/v1/crates"), crates(&back).vanished_at), (vec![0], None));
+        assert_eq!(servers(&back, "/apis/depot.k8s.io/v1/crates"), [0], "it is back");
     }
 
     #[test]
