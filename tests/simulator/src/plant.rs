@@ -1,0 +1,31 @@
+//! Behaviours of upstream's own mixed version proxy, planted to show that the simulator sees their harm.
+//!
+//! One more is not here, two Envoys that are one poll apart: it harms through merged discovery, which the filter does not
+//! make yet.
+
+/// What is done wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plant {
+    /// A failed poll makes the filter forget all that an apiserver serves.
+    DropOnFailedPoll,
+    /// So does the poll that fails because the apiserver was told to stop: every upgrade.
+    ForgetCleanlyStopped,
+    /// As long as one apiserver has not told what it serves, 404s pass.
+    PassWhileUnsynced,
+    /// A subresource counts as served where its resource is.
+    IgnoreSubresources,
+    /// Every 503 carries `Retry-After`.
+    RetryAlways,
+    /// All 404s pass.
+    NoGuard,
+}
+
+/// All of them.
+pub const PLANTS: [Plant; 6] = [
+    Plant::DropOnFailedPoll,
+    Plant::ForgetCleanlyStopped,
+    Plant::PassWhileUnsynced,
+    Plant::IgnoreSubresources,
+    Plant::RetryAlways,
+    Plant::NoGuard,
+];

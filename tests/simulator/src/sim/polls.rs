@@ -1,0 +1,169 @@
+//! Polls and questions: on their way to an apiserver, answered by it, and back.
+
+use std::time::Duration;
+
+use mixed_version_proxy::discovery::document::Half;
+use mixed_version_proxy::peers::refresh::{PollError, Question, QuestionId, Subject, Word};
+
+use super::{Event, Sim, millis, tell};
+use crate::root::Fate;
+use crate::world::{PollAnswer, Polled};
+
+/// A call that Envoy has taken from a root.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) root: u64,
+    envoy: usize,
+    apiserver: usize,
+    polled: Polled,
+    if_none_match: Option<String>,
+    sent_at: Duration,
+    /// The same on the Envoy's clock.
+    sent_on_clock: Duration,
+}
+
+const fn polled(subject: Subject) -> Polled {
+    match subject {
+        Subject::Half(Half::Core) => Polled::Core,
+        Subject::Half(Half::Groups) => Polled::Groups,
+        Subject::ApiServices => Polled::ApiServices,
+    }
+}
+
+impl Sim {
+    pub(super) fn dispatch(&mut self, root: u64, question: Question) {
+        let number = self.number();
+        let Some(placed) = self.roots.get_mut(&root) else { return };
+        placed.root.calls.insert(number, question.id);
+        let (envoy, apiserver) = (placed.envoy, placed.root.apiservers[question.id.apiserver]);
+        let timeout = placed.root.config.discovery.timeout;
+        let call = Call {
+            root,
+            envoy,
+            apiserver,
+            polled: polled(question.id.subject),
+            if_none_match: question.if_none_match,
+            sent_at: self.now,
+            sent_on_clock: self.clock(envoy),
+        };
+        tell!(self, "envoy {envoy} root {root} asks cp-{apiserver} for {:?} (#{})", call.polled, question.id.number);
+        self.calls.insert(number, call);
+        self.summary.polls += 1;
+        if !self.is_peace && self.chance(2) {
+            tell!(self, "  and will hear nothing, not even a timeout");
+            self.summary.faults += 1;
+            return;
+        }
+        let after = Duration::from_micros(self.rng.u64(100..2_000));
+        self.at(after, Event::CallArrives(number));
+        self.at(timeout, Event::CallTimesOut(number));
+    }
+
+    pub(super) fn call_arrives(&mut self, number: u64) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let (envoy, apiserver, what) = (call.envoy, call.apiserver, call.polled);
+        if let Some((until, is_quick)) = self.partitions.get(&(envoy, apiserver)).copied()
+            && until > self.now
+        {
+            if is_quick {
+                self.answer_call(number, PollAnswer::bare(503), millis(1));
+            }
+            return;
+        }
+        let server = &self.apiservers[apiserver];
+        let Some(release) = server.release().filter(|_| server.is_up) else {
+            return self.answer_call(number, PollAnswer::bare(503), millis(1));
+        };
+        if server.hangs_until > self.now {
+            // It wakes up and answers, if anybody is still there.
+            return self.at(server.hangs_until - self.now, Event::CallArrives(number));
+        }
+        let garbage = server.garbage.filter(|_| server.garbage_until > self.now);
+        let answer = match garbage {
+            Some(garbage) => self.renderer.garbage(garbage, release, what),
+            None => {
+                let if_none_match = call.if_none_match.as_deref();
+                self.renderer.answer(release, self.etcd.definitions, what, if_none_match)
+            }
+        };
+        let mut after = Duration::from_micros(self.rng.u64(300..4_000));
+        if self.apiservers[apiserver].slow_until > self.now {
+            after += self.apiservers[apiserver].slow_by;
+        } else if !self.is_peace && self.chance(20) {
+            after += self.some_millis(1, 3_000);
+        }
+        self.answer_call(number, answer, after);
+    }
+
+    fn answer_call(&mut self, call: u64, answer: PollAnswer, after: Duration) {
+        let epoch = self.apiservers[self.calls[&call].apiserver].epoch;
+        self.at(after, Event::CallReturns { call, answer, epoch });
+    }
+
+    pub(super) fn call_returns(&mut self, number: u64, answer: PollAnswer, epoch: u64) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let is_cut = self.apiservers[call.apiserver].epoch != epoch && answer.says.is_some();
+        self.call_ends(number, if is_cut { PollAnswer::bare(0) } else { answer });
+    }
+
+    /// The root gets what has come of a call.
+    pub(super) fn call_ends(&mut self, number: u64, answer: PollAnswer) {
+        let Some(call) = self.calls.remove(&number) else { return };
+        let Some(placed) = self.roots.get_mut(&call.root) else { return };
+        let Some(id) = placed.root.calls.remove(&number) else { return };
+        self.take(call.root, id, Some((&call, &answer)));
+    }
+
+    /// A root has given up a question.
+    pub(super) fn lose(&mut self, root: u64, id: QuestionId) {
+        if let Some(placed) = self.roots.get_mut(&root) {
+            placed.root.calls.retain(|_, awaited| *awaited != id);
+        }
+        self.take(root, id, None);
+    }
+
+    fn take(&mut self, root: u64, id: QuestionId, returned: Option<(&Call, &PollAnswer)>) {
+        let random = self.rng.u32(..);
+        let (now, Some(placed)) = (self.now, self.roots.get_mut(&root)) else { return };
+        let (envoy, apiserver) = (placed.envoy, placed.root.apiservers[id.apiserver]);
+        let process = &mut self.envoys[envoy];
+        let clock = now + process.clock;
+        let answer = match returned {
+            None => Err(PollError::Lost),
+            Some((_, answer)) if answer.status == 0 => Err(PollError::Reset),
+            Some((_, answer)) => Ok(answer),
+        };
+        let was_stopped_cleanly = self.apiservers[apiserver].stopped_cleanly;
+        let (change, released) =
+            placed.root.answered(&mut process.shared, id, answer, was_stopped_cleanly, clock, random);
+        let leads = placed.root.leads;
+        if let Some((call, answer)) = returned
+            && change.word == Some(Word::Good)
+            && let Some(says) = &answer.says
+        {
+            let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
+            process.ledger.told(cluster, call.polled, (root, leads), call.sent_at, call.sent_on_clock, says);
+        }
+        let status = returned.map(|(_, answer)| answer.status);
+        tell!(
+            self,
+            "envoy {envoy} root {root} hears {status:?} from cp-{apiserver} (#{}), {}{}{}",
+            id.number,
+            change.word.map_or("out of order".to_owned(), |word| format!("{word:?}")),
+            if change.view { ", news" } else { "" },
+            change.event.map(|event| format!(", {event:?}")).unwrap_or_default()
+        );
+        for released in released {
+            let Some(placed) = self.roots.get(&root) else { return };
+            let fate = placed.root.released(&released);
+            self.lets_go(released.stream, fate);
+        }
+    }
+
+    fn lets_go(&mut self, number: u32, fate: Fate) {
+        let Some(stream) = self.streams.get_mut(&number) else { return };
+        let Some((reply, since)) = stream.held.take() else { return };
+        self.bound_wait(number, since);
+        self.settles(number, reply, fate);
+    }
+}
