@@ -1,5 +1,6 @@
 //! One request: request headers in, response headers out. Bodies never come here.
 
+use std::cell::LazyCell;
 use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
@@ -93,7 +94,7 @@ impl HttpContext for Http {
             State::Sent(sent) => shared.response(sent, self.id),
             State::Held(effect) => {
                 shared.drop_held(self.id);
-                response_status().map_or(Fate::Passes, |status| shared.failure(status, effect))
+                response_status().map_or(Fate::Passes, |status| shared.failure(status, || effect))
             }
         };
         match fate {
@@ -160,18 +161,19 @@ impl Shared {
     }
 
     /// Looks at an answer.
-    fn response(&self, sent: Sent, stream: u32) -> Fate {
-        if let To::Peer(meant) = sent.to {
-            self.compare_route(meant);
-        }
+    fn response(&self, mut sent: Sent, stream: u32) -> Fate {
+        // Always of a reroute, for it may have had no effect: a filter-state value without a route of its own falls to
+        // the default cluster unnoticed. Of other requests only where it matters.
+        let asked_peer = matches!(sent.to, To::Peer(_)).then(|| self.asked(sent.to));
+        let asked = || asked_peer.unwrap_or_else(|| self.asked(To::Here));
         let Some(status) = response_status() else { return Fate::Passes };
-        match (status, &sent.path, sent.to) {
-            (404, Some(path), _) => self.guard(path.clone(), &sent, stream),
+        match (status, sent.path.take(), sent.to) {
+            (404, Some(path), _) => self.guard(path, &sent, asked(), stream),
             (301 | 302 | 303 | 307 | 308, Some(_), To::Peer(_)) => self.unless_dry_run(status, Reply::redirect()),
             (500.., _, _) => {
-                let fate = self.failure(status, sent.effect());
+                let fate = self.failure(status, || sent.effect());
                 if matches!(fate, Fate::Replaced(_)) {
-                    self.doubt(self.asked(sent.to));
+                    self.doubt(asked());
                 }
                 fate
             }
@@ -188,10 +190,10 @@ impl Shared {
     }
 
     /// Replaces Envoy's own answer for an apiserver that could not be reached.
-    fn failure(&self, status: u16, effect: Effect) -> Fate {
+    fn failure(&self, status: u16, effect: impl FnOnce() -> Effect) -> Fate {
         let details = code_details().unwrap_or_default();
         let Some(failure) = UpstreamFailure::from_details(&details) else { return Fate::Passes };
-        self.unless_dry_run(status, Reply::failure(failure, effect))
+        self.unless_dry_run(status, Reply::failure(failure, effect()))
     }
 
     /// A request has failed.
@@ -202,18 +204,13 @@ impl Shared {
         self.hurry(asked);
     }
 
-    fn guard(&self, path: Vec<u8>, sent: &Sent, stream: u32) -> Fate {
-        let asked = self.asked(sent.to);
+    fn guard(&self, path: Vec<u8>, sent: &Sent, asked: Asked, stream: u32) -> Fate {
         let Some(decoded) = DecodedPath::new(&path) else { return Fate::Passes };
         let Target::Resource(resource) = decoded.target() else { return Fate::Passes };
         let half = Half::of_group(resource.group);
         let header = |name| host::response_header(name).ok().flatten();
         let came_from_upstream = code_details().as_deref() == Some(VIA_UPSTREAM);
         let audit_id = header("audit-id");
-        // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Something else that
-        // has answered may have: what stands between, or a backend that an apiserver hands requests on to.
-        let is_by_another = audit_id.is_none() || sent.reaches_backend;
-        let may_be_executed = came_from_upstream && is_by_another && sent.effect() == Effect::Possible;
         let not_found = NotFound {
             is_by_apiserver: came_from_upstream && audit_id.is_some(),
             looks_like_missing_route: looks_like_missing_route(
@@ -225,6 +222,11 @@ impl Shared {
         let (view, all, vanished_after) = (self.view(), self.apiservers(), self.vanished_after());
         let verdict = self
             .with_exclusions(|exclusions| judge(not_found, &resource, asked, &view, all, exclusions, vanished_after));
+        // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Something else that
+        // has answered may have: what stands between, or a backend that an apiserver hands requests on to.
+        let is_by_another = audit_id.is_none() || sent.reaches_backend;
+        let effect = LazyCell::new(|| sent.effect());
+        let may_be_executed = || came_from_upstream && is_by_another && *effect == Effect::Possible;
         let why = match verdict {
             Verdict::Pass => return Fate::Passes,
             Verdict::Refuse(why) => why,
@@ -241,26 +243,15 @@ impl Shared {
                     half,
                     pending: whom,
                     expected,
-                    may_be_executed,
+                    may_be_executed: may_be_executed(),
                 }) {
-                    Ok(()) => return Fate::Held(sent.effect()),
+                    Ok(()) => return Fate::Held(*effect),
                     Err(why) => why,
                 }
             }
         };
         self.hurry(asked);
-        let retry = if may_be_executed { Retry::No } else { Retry::Yes };
-        self.unless_dry_run(404, Reply::guarded(why, audit_id, retry))
-    }
-
-    /// Tells a reroute that had no effect: a filter-state value without a route of its own falls to the default cluster
-    /// unnoticed.
-    fn compare_route(&self, meant: usize) {
-        if let Some(answered) = answering_cluster()
-            && !self.is_cluster_of(meant, &answered)
-        {
-            self.log_misrouted(meant, &answered);
-        }
+        self.unless_dry_run(404, Reply::guarded(why, audit_id, Retry::unless(may_be_executed())))
     }
 
     /// Which apiserver has answered. The cluster that did is looked up rather than believed: routes can be wrong.

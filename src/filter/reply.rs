@@ -22,6 +22,13 @@ pub(super) enum Retry {
     No,
 }
 
+impl Retry {
+    /// Not where the request may have been executed.
+    pub(super) const fn unless(may_be_executed: bool) -> Self {
+        if may_be_executed { Self::No } else { Self::Yes }
+    }
+}
+
 impl Reply {
     /// In place of a 404 that is not believed.
     pub(super) fn guarded(why: WhyRefused, audit_id: Option<Vec<u8>>, retry: Retry) -> Self {
@@ -51,7 +58,7 @@ impl Reply {
             UpstreamFailure::NotSent => ("the apiserver cannot be reached", "not_sent"),
             UpstreamFailure::MaybeSent => ("the connection to the apiserver broke before its answer", "maybe_sent"),
         };
-        let retry = if failure.allows_retry(effect) { Retry::Yes } else { Retry::No };
+        let retry = Retry::unless(!failure.allows_retry(effect));
         Self { message, details: format!("mixed_version_proxy_upstream_failure{{{word}}}"), retry, audit_id: None }
     }
 

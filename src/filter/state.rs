@@ -295,7 +295,7 @@ impl Shared {
         if host::set_effective_context(released.stream).is_err() {
             return; // Gone meanwhile.
         }
-        let retry = if released.may_be_executed { Retry::No } else { Retry::Yes };
+        let retry = Retry::unless(released.may_be_executed);
         match released.verdict {
             Verdict::Pass => host::log_failure("letting an answer go", host::continue_response()),
             Verdict::Refuse(why) => {
