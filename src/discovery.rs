@@ -1,4 +1,7 @@
-//! What apiservers say about themselves: discovery documents, and the APIService objects that tell what is built in.
+//! What apiservers tell about themselves: discovery documents and APIService objects; and what is told to clients
+//! instead, for all apiservers together.
 
 pub mod api_services;
 pub mod document;
+pub mod merge;
+mod order;
