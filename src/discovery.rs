@@ -3,5 +3,7 @@
 
 pub mod api_services;
 pub mod document;
+pub mod legacy;
 pub mod merge;
+pub mod negotiate;
 mod order;
