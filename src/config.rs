@@ -136,4 +136,9 @@ impl Config {
     pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
         validate::config(node::Node::read(bytes)?.shape()?)
     }
+
+    /// Whether clients are shown the discovery of the whole cluster.
+    pub fn merges_discovery(&self) -> bool {
+        self.peer_aggregated_discovery == PeerAggregatedDiscovery::Enabled && self.peer_proxying != PeerProxying::DryRun
+    }
 }

@@ -6,4 +6,5 @@ pub mod document;
 pub mod legacy;
 pub mod merge;
 pub mod negotiate;
+pub mod open_api;
 mod order;

@@ -1,10 +1,11 @@
 //! The filter in Envoy: the only code that knows proxy-wasm.
 //!
 //! One [`root`] context for each configuration and worker polls and keeps the table; one [`http`] context for each
-//! request decides and guards. Both reach Envoy through [`host`] alone.
+//! request decides and guards; [`discovery`] answers for the whole cluster. All reach Envoy through [`host`] alone.
 
 use proxy_wasm::traits::RootContext;
 
+mod discovery;
 mod host;
 mod http;
 mod reply;

@@ -10,8 +10,35 @@ use std::borrow::Cow;
 pub enum Target<'p> {
     /// A resource of some group-version: the only requests that the filter ever reroutes or guards.
     Resource(Resource<'p>),
-    /// Everything else: discovery, health, `/version`, and paths that an apiserver may read otherwise than we do.
+    /// A document that tells what there is.
+    Discovery(Discovery<'p>),
+    /// Everything else: health, `/version`, and paths that an apiserver may read otherwise than we do.
     Other,
+}
+
+/// A document that tells what there is. One trailing slash means nothing but for roots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discovery<'p> {
+    /// `/api` or `/apis`.
+    Root {
+        /// It is `/api`.
+        is_core: bool,
+        /// A slash stands behind it.
+        has_trailing_slash: bool,
+    },
+    /// `/apis/GROUP`.
+    Group(&'p [u8]),
+    /// `/apis/GROUP/VERSION`, or `/api/VERSION` with an empty group.
+    GroupVersion {
+        /// API group.
+        group: &'p [u8],
+        /// Version inside the group.
+        version: &'p [u8],
+    },
+    /// `/openapi/v3`.
+    OpenApiRoot,
+    /// `/openapi/v3/KEY`: a schema document, such as that of the key `apis/apps/v1`.
+    OpenApiSchema(&'p [u8]),
 }
 
 /// The resource that a request names. Every part is the decoded bytes of the path; kube-apiserver does not require
@@ -85,7 +112,32 @@ impl<'r> DecodedPath<'r> {
     pub fn target(&self) -> Target<'_> {
         match Reading::of(&self.0) {
             Some(reading) if !reading.is_odd => Target::Resource(reading.resource),
-            _ => Target::Other,
+            Some(_) => Target::Other,
+            None => Discovery::of(&self.0).map_or(Target::Other, Target::Discovery),
+        }
+    }
+}
+
+impl<'p> Discovery<'p> {
+    fn of(path: &'p [u8]) -> Option<Self> {
+        if let Some(key) = path.strip_prefix(b"/openapi/v3/").filter(|key| !key.is_empty()) {
+            return Some(Self::OpenApiSchema(key));
+        }
+        let mut segments = Segments::new(path);
+        let first = segments.next()?;
+        let (second, third) = (segments.next(), segments.next());
+        if segments.are_odd(false) || segments.next().is_some() {
+            return None;
+        }
+        let has_trailing_slash = path.ends_with(b"/");
+        match (first, second, third) {
+            (b"api", None, None) => Some(Self::Root { is_core: true, has_trailing_slash }),
+            (b"apis", None, None) => Some(Self::Root { is_core: false, has_trailing_slash }),
+            (b"api", Some(version), None) => Some(Self::GroupVersion { group: b"", version }),
+            (b"apis", Some(group), None) => Some(Self::Group(group)),
+            (b"apis", Some(group), Some(version)) => Some(Self::GroupVersion { group, version }),
+            (b"openapi", Some(b"v3"), None) if !has_trailing_slash => Some(Self::OpenApiRoot),
+            _ => None,
         }
     }
 }
@@ -281,7 +333,7 @@ mod tests {
     fn target(path: &str) -> String {
         match DecodedPath::new(path.as_bytes()).as_ref().map(DecodedPath::target) {
             None => "refused".to_owned(),
-            Some(Target::Other) => "other".to_owned(),
+            Some(Target::Discovery(_) | Target::Other) => "other".to_owned(),
             Some(Target::Resource(r)) => {
                 let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
                 format!("{}/{} {} [{}]", text(r.group), text(r.version), text(r.resource), text(r.subresource))

@@ -108,18 +108,26 @@ pub enum DocumentError {
     Empty,
 }
 
+/// The body of an answer as text: JSON is UTF-8.
+///
+/// # Errors
+/// [`DocumentError::Malformed`].
+pub fn text(body: &[u8]) -> Result<&str, DocumentError> {
+    str::from_utf8(body).map_err(|error| DocumentError::Malformed { reason: error.to_string() })
+}
+
 impl Document {
     /// Reads the body of a 200 answer for `half`. The parser goes by what the answer says of itself (media type,
     /// `kind`, `apiVersion`), never by what was asked: servers may ignore Accept.
     ///
     /// # Errors
     /// See [`DocumentError`]; an answer that is refused must not replace the last good document.
-    pub fn parse(half: Half, content_type: &[u8], body: &[u8]) -> Result<Self, DocumentError> {
+    pub fn parse(half: Half, content_type: &[u8], body: &str) -> Result<Self, DocumentError> {
         let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
         if !media_type.eq_ignore_ascii_case(b"application/json") {
             return Err(DocumentError::NotJson { content_type: quoted_bytes(content_type) });
         }
-        let list: wire::List<'_> = serde_json::from_slice(body)
+        let list: wire::List<'_> = serde_json::from_str(body)
             .map_err(|error| DocumentError::Malformed { reason: clipped(&error.to_string(), MAX_REASON_CHARS) })?;
         let is_aggregated = list.kind == "APIGroupDiscoveryList"
             && matches!(&*list.api_version, "apidiscovery.k8s.io/v2" | "apidiscovery.k8s.io/v2beta1");
@@ -241,20 +249,20 @@ mod tests {
         for (server, api, apis, expected) in [
             (
                 "1.34.4",
-                include_bytes!("../../tests/fixtures/discovery/1.34.4/api.poll-accept.json").as_slice(),
-                include_bytes!("../../tests/fixtures/discovery/1.34.4/apis.poll-accept.json").as_slice(),
+                include_str!("../../tests/fixtures/discovery/1.34.4/api.poll-accept.json"),
+                include_str!("../../tests/fixtures/discovery/1.34.4/apis.poll-accept.json"),
                 (21, 111),
             ),
             (
                 "1.36.3",
-                include_bytes!("../../tests/fixtures/discovery/1.36.3/api.poll-accept.json"),
-                include_bytes!("../../tests/fixtures/discovery/1.36.3/apis.poll-accept.json"),
+                include_str!("../../tests/fixtures/discovery/1.36.3/api.poll-accept.json"),
+                include_str!("../../tests/fixtures/discovery/1.36.3/apis.poll-accept.json"),
                 (21, 113),
             ),
             (
                 "1.37.2",
-                include_bytes!("../../tests/fixtures/discovery/1.37.2/api.poll-accept.json"),
-                include_bytes!("../../tests/fixtures/discovery/1.37.2/apis.poll-accept.json"),
+                include_str!("../../tests/fixtures/discovery/1.37.2/api.poll-accept.json"),
+                include_str!("../../tests/fixtures/discovery/1.37.2/apis.poll-accept.json"),
                 (22, 121),
             ),
         ] {
@@ -314,24 +322,23 @@ mod tests {
                 "only the core group, which belongs to /api",
             ),
         ] {
-            let error = Document::parse(Half::Groups, content_type, body.as_bytes()).unwrap_err().to_string();
+            let error = Document::parse(Half::Groups, content_type, body).unwrap_err().to_string();
             assert!(error.contains(expected), "{why}: {error}");
         }
         let long = format!("{{\"kind\":\"{}\",\"apiVersion\":\"v1\"}}", "x".repeat(1 << 20));
         let list = format!("{{\"kind\":\"x\",\"items\":\"{}\"}}", "x".repeat(1 << 20));
         for body in [long, list] {
-            let error = Document::parse(Half::Groups, json, body.as_bytes()).unwrap_err().to_string();
+            let error = Document::parse(Half::Groups, json, &body).unwrap_err().to_string();
             assert!(error.len() < 1_000, "{} bytes of outside text in a message", error.len());
         }
         let mut not_utf8 = br#"{"kind":"APIGroupDiscoveryList","apiVersion":""#.to_vec();
         not_utf8.extend_from_slice(b"\xff\"}");
-        assert!(Document::parse(Half::Groups, json, &not_utf8).is_err(), "bytes that are not UTF-8");
+        assert!(text(&not_utf8).is_err(), "bytes that are not UTF-8");
     }
 
     #[test]
     fn members_that_are_missing_or_null_cost_nothing() {
-        let body =
-            br#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2beta1","new":{"member":1},"items":[
+        let body = r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2beta1","new":{"member":1},"items":[
             {"metadata":{"name":"a.k8s.io","creationTimestamp":null},"versions":[
                 {"version":"v1","resources":[
                     {"resource":"plain"},

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
+use super::discovery;
 use super::host;
 use super::reply::{Reply, Retry};
 use super::root::parse_status;
@@ -45,27 +46,31 @@ enum State {
 }
 
 /// What the answer needs to know of the request.
-struct Sent {
+pub(super) struct Sent {
     /// If it is about a resource: its path as the client sent it, without the query.
     path: Option<Vec<u8>>,
-    to: To,
+    /// If it is about discovery that is answered for the whole cluster. Boxed: it is rare.
+    pub(super) discovery: Option<Box<discovery::Request>>,
+    pub(super) to: To,
     /// The latest question at that time: an answer to a later one tells what is true now.
-    mark: u64,
+    pub(super) mark: u64,
     ended_with_headers: bool,
     reaches_backend: bool,
 }
 
 /// Where a request was sent.
 #[derive(Clone, Copy)]
-enum To {
+pub(super) enum To {
     Here,
     Peer(usize),
 }
 
 /// What becomes of an answer.
-enum Fate {
+pub(super) enum Fate {
     Passes,
     Replaced(Reply),
+    /// Something else has been sent in its place.
+    Answered,
     Held(Effect),
 }
 
@@ -98,7 +103,7 @@ impl HttpContext for Http {
             }
         };
         match fate {
-            Fate::Passes => Action::Continue,
+            Fate::Passes | Fate::Answered => Action::Continue,
             Fate::Replaced(reply) => {
                 reply.send(shared.config.retry_after_seconds);
                 Action::Continue
@@ -126,11 +131,25 @@ impl Shared {
             // A client must not choose the cluster.
             host::log_failure("removing the rerouting header", host::remove_request_header(name));
         }
-        let mut sent = Sent { path: None, to: To::Here, mark: self.mark(), ended_with_headers, reaches_backend: false };
+        let mut sent = Sent {
+            path: None,
+            discovery: None,
+            to: To::Here,
+            mark: self.mark(),
+            ended_with_headers,
+            reaches_backend: false,
+        };
         let Ok(Some(path)) = host::request_header(":path") else { return sent };
         let path = without_query(path);
         let Some(decoded) = DecodedPath::new(&path) else { return sent };
-        let Target::Resource(resource) = decoded.target() else { return sent };
+        let resource = match decoded.target() {
+            Target::Resource(resource) => resource,
+            Target::Discovery(target) => {
+                self.discovery_request(target, &mut sent);
+                return sent;
+            }
+            Target::Other => return sent,
+        };
         sent.reaches_backend = resource.reaches_backend();
         let has_loop_header = || !matches!(host::request_header(LOOP_HEADER), Ok(None));
         match decide(&resource, &self.view(), &self.config, has_loop_header, self.random()) {
@@ -147,7 +166,7 @@ impl Shared {
         sent
     }
 
-    fn reroute(&self, peer: usize) -> To {
+    pub(super) fn reroute(&self, peer: usize) -> To {
         let Some(apiserver) = self.config.apiservers.get(peer) else { return To::Here };
         let cluster = apiserver.cluster.as_str();
         let chosen = host::set_request_header(LOOP_HEADER, "true").and_then(|()| match &self.config.reroute {
@@ -167,6 +186,9 @@ impl Shared {
         let asked_peer = matches!(sent.to, To::Peer(_)).then(|| self.asked(sent.to));
         let asked = || asked_peer.unwrap_or_else(|| self.asked(To::Here));
         let Some(status) = response_status() else { return Fate::Passes };
+        if let Some(request) = sent.discovery.take_if(|_| status < 500) {
+            return self.discovery_response(status, *request, &sent, asked(), stream);
+        }
         match (status, sent.path.take(), sent.to) {
             (404, Some(path), _) => self.guard(path, &sent, asked(), stream),
             (301 | 302 | 303 | 307 | 308, Some(_), To::Peer(_)) => self.unless_dry_run(status, Reply::redirect()),
@@ -286,7 +308,7 @@ fn answering_cluster() -> Option<Vec<u8>> {
 
 impl Sent {
     /// Asks for the method, which costs a host call.
-    fn effect(&self) -> Effect {
+    pub(super) fn effect(&self) -> Effect {
         let method = host::property(METHOD).ok().flatten().unwrap_or_default();
         Effect::of_request(&method, self.ended_with_headers, self.reaches_backend)
     }

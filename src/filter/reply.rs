@@ -42,6 +42,26 @@ impl Reply {
         Self { message, details, retry, audit_id }
     }
 
+    /// In place of discovery, before each apiserver has been tried.
+    pub(super) fn discovery_not_yet() -> Self {
+        Self {
+            message: "the proxy has not asked all apiservers yet what they serve",
+            details: "mixed_version_proxy_discovery{not_yet}".to_owned(),
+            retry: Retry::Yes,
+            audit_id: None,
+        }
+    }
+
+    /// In place of a group's or version's document that nobody can tell of just now.
+    pub(super) fn discovery_in_doubt() -> Self {
+        Self {
+            message: "it cannot be told just now what all apiservers serve of this group",
+            details: "mixed_version_proxy_discovery{in_doubt}".to_owned(),
+            retry: Retry::Yes,
+            audit_id: None,
+        }
+    }
+
     /// In place of a rerouted request's redirect.
     pub(super) fn redirect() -> Self {
         Self {

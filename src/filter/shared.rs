@@ -1,6 +1,6 @@
-//! What the workers of one Envoy share: three records in its shared data.
+//! What the workers of one Envoy share: five records in its shared data.
 //!
-//! Keys cannot be deleted, so there are three for ever, whatever is configured how often. They carry the plugin's root id:
+//! Keys cannot be deleted, so there are five for ever, whatever is configured how often. They carry the plugin's root id:
 //! plugins with different ones have nothing to do with each other.
 
 use std::time::Duration;
@@ -18,6 +18,8 @@ const LAYOUT: u32 = 1;
 pub(super) struct SharedData {
     lease: String,
     snapshot: String,
+    documents: String,
+    discovery: String,
     wake: String,
 }
 
@@ -41,7 +43,13 @@ impl SharedData {
         let root_id = host::property("plugin_root_id").ok().flatten().unwrap_or_default();
         let root_id = String::from_utf8_lossy(&root_id);
         let key = |record: &str| format!("mixed-version-proxy/{LAYOUT}/{root_id}/{record}");
-        Self { lease: key("lease"), snapshot: key("snapshot"), wake: key("wake") }
+        Self {
+            lease: key("lease"),
+            snapshot: key("snapshot"),
+            documents: key("documents"),
+            discovery: key("discovery"),
+            wake: key("wake"),
+        }
     }
 
     /// The lease; one that cannot be read counts as none.
@@ -72,6 +80,26 @@ impl SharedData {
     /// Publishes; whether Envoy has taken it.
     pub(super) fn publish(&self, snapshot: &[u8]) -> bool {
         matches!(host::set_shared_data(&self.snapshot, snapshot, None), Ok(true))
+    }
+
+    /// The bodies of the apiservers' documents.
+    pub(super) fn documents(&self) -> Vec<u8> {
+        host::shared_data(&self.documents).ok().flatten().map(|(bytes, _)| bytes).unwrap_or_default()
+    }
+
+    /// Publishes bodies; whether Envoy took them.
+    pub(super) fn publish_documents(&self, documents: &[u8]) -> bool {
+        matches!(host::set_shared_data(&self.documents, documents, None), Ok(true))
+    }
+
+    /// What clients are told of the whole cluster.
+    pub(super) fn discovery(&self) -> Option<Vec<u8>> {
+        host::shared_data(&self.discovery).ok().flatten().map(|(bytes, _)| bytes)
+    }
+
+    /// Publishes what clients are told; whether Envoy took it.
+    pub(super) fn publish_discovery(&self, discovery: &[u8]) -> bool {
+        matches!(host::set_shared_data(&self.discovery, discovery, None), Ok(true))
     }
 
     /// Asks the leader to poll apiservers soon.

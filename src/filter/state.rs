@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 
+use super::discovery::{Awaiting, Told};
 use super::host;
 use super::reply::{Reply, Retry};
 use super::shared::SharedData;
 use crate::config::Config;
 use crate::guard::held::{Held, Released, Waiting};
 use crate::guard::{Asked, Verdict, WhyRefused};
+use crate::peers::cluster_discovery::{self, ClusterDiscovery};
+use crate::peers::documents::{Documents, Kind};
 use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
 use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject, Word};
@@ -43,6 +46,10 @@ pub(super) struct Shared {
     has_news: Cell<bool>,
     peers: RefCell<Peers>,
     held: RefCell<Held>,
+    /// Discovery of the whole cluster.
+    told: RefCell<Told>,
+    /// Answers to discovery requests that wait for what their apiserver says now.
+    pub(super) awaiting: RefCell<Vec<Awaiting>>,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
     is_called_at_once: Cell<bool>,
@@ -72,6 +79,8 @@ impl Shared {
             view: RefCell::new(Rc::new(peers.view())),
             peers: RefCell::new(peers),
             held: RefCell::default(),
+            told: RefCell::default(),
+            awaiting: RefCell::default(),
             random: Cell::new(random.hash_one("pick")),
             is_called_at_once: Cell::default(),
             misrouted: Cell::default(),
@@ -79,6 +88,8 @@ impl Shared {
         shared.tick_every(TICK);
         // Never from nothing, if another worker or an older configuration has known something.
         shared.adopt();
+        // What an older configuration has told may be of other apiservers.
+        shared.merge();
         shared
     }
 
@@ -153,6 +164,7 @@ impl Shared {
         let is_another_view = self.peers.borrow_mut().forget(now);
         if is_another_view {
             self.show();
+            self.has_news.set(true);
         }
         self.peers.borrow_mut().due(now, self.leads.get())
     }
@@ -161,6 +173,14 @@ impl Shared {
     pub(super) fn publish(&self) {
         if !self.leads.get() || !self.has_news.replace(false) {
             return;
+        }
+        // Before what refers to them, so that a leader that dies in between leaves too much and never too little.
+        self.publish_documents();
+        if self.merge()
+            && let Told::Merged { bytes, .. } = &*self.told.borrow()
+            && !self.data.publish_discovery(bytes)
+        {
+            log::error!("Envoy does not take the discovery of the whole cluster");
         }
         let bytes = self.peers.borrow().snapshot(self.names()).to_bytes();
         let generation = match bytes {
@@ -189,6 +209,97 @@ impl Shared {
         if is_another_view {
             self.show();
         }
+        self.adopt_discovery();
+    }
+
+    /// Takes over what the leader tells clients, unless it was made for another configuration, or from less than is known
+    /// here.
+    fn adopt_discovery(&self) {
+        let Some(bytes) = self.data.discovery().filter(|_| self.config.merges_discovery()) else { return };
+        let stamp = match ClusterDiscovery::from_bytes(&bytes) {
+            Ok(discovery) => discovery.stamp,
+            Err(error) => return log::error!("what another worker has published: {error}"),
+        };
+        let Some(ours) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
+        let is_newer = |theirs: &[Option<Duration>; 3], ours: &[Option<Duration>; 3]| theirs.iter().ge(ours);
+        if stamp.poll_set == ours.poll_set
+            && stamp.versions.len() == ours.versions.len()
+            && stamp.versions.iter().zip(&ours.versions).all(|(theirs, ours)| is_newer(theirs, ours))
+        {
+            *self.told.borrow_mut() = Told::Merged { bytes: Rc::new(bytes), stamp };
+        }
+    }
+
+    /// Puts the bodies of new documents where all workers find them.
+    fn publish_documents(&self) {
+        if self.generation.get() == EACH_FOR_ITSELF || !self.peers.borrow().has_bodies() {
+            return;
+        }
+        let published = self.data.documents();
+        let published = Documents::from_bytes(&published).unwrap_or_default();
+        let bytes = Documents::of(self.peers.borrow().bodies(self.names(), &published).into_iter()).to_bytes();
+        match bytes {
+            Ok(bytes) if self.data.publish_documents(&bytes) => self.peers.borrow_mut().forget_bodies(),
+            Ok(_) => log::error!("Envoy does not take the documents of the apiservers"),
+            // Merged here alone, from what has not been published.
+            Err(error) => log::error!("{error}"),
+        }
+    }
+
+    /// What clients are told now.
+    pub(super) fn told(&self) -> Told {
+        self.told.borrow().clone()
+    }
+
+    /// Makes anew what clients are told, if anything that matters is another than it was; whether it was made.
+    pub(super) fn merge(&self) -> bool {
+        if !self.config.merges_discovery() {
+            return false;
+        }
+        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return false };
+        if self.told.borrow().stamp() == Some(&stamp) {
+            return false;
+        }
+        let published = self.data.documents();
+        let published = Documents::from_bytes(&published).unwrap_or_default();
+        let is_there = |apiserver: usize, kind| {
+            let peers = self.config.apiservers.get(apiserver);
+            let found = peers.and_then(|peer| published.find(&peer.name, &peer.discovery_cluster, kind));
+            found.is_some_and(|(version, _)| Some(version) >= self.peers.borrow().document(apiserver, kind).1)
+        };
+        let missing: Vec<_> = (0..self.config.apiservers.len())
+            .flat_map(|apiserver| Kind::ALL.map(|kind| (apiserver, kind)))
+            .filter(|(apiserver, kind)| !is_there(*apiserver, *kind))
+            .collect();
+        self.peers.borrow_mut().note_missing_bodies(|apiserver, kind| !missing.contains(&(apiserver, kind)));
+        let peers = self.peers.borrow();
+        let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return false };
+        let documents = Documents::of(peers.bodies(self.names(), &published).into_iter());
+        let made = cluster_discovery::make(&peers.cluster_sources(self.names(), &documents, stamp.clone()));
+        *self.told.borrow_mut() = match made {
+            Ok(bytes) => Told::Merged { bytes: Rc::new(bytes), stamp },
+            Err(error) => {
+                log::error!("clients see each apiserver's own discovery: {error}");
+                Told::Unmergeable { stamp }
+            }
+        };
+        true
+    }
+
+    /// Entity tag and version of a document: see [`Peers::document`].
+    pub(super) fn document(&self, apiserver: usize, kind: Kind) -> (Option<String>, Option<Duration>) {
+        let peers = self.peers.borrow();
+        let (etag, version) = peers.document(apiserver, kind);
+        (etag.map(str::to_owned), version)
+    }
+
+    /// Asks an apiserver for a document; whether an answer will come.
+    pub(super) fn ask(&self, apiserver: usize, subject: Subject, mark: u64) -> bool {
+        let asking = self.peers.borrow_mut().ask(apiserver, subject, mark, host::monotonic_now());
+        if asking == Asking::Awaited {
+            self.call_root();
+        }
+        asking == Asking::Awaited
     }
 
     /// Name and discovery cluster of each apiserver.
@@ -226,7 +337,18 @@ impl Shared {
             drop(held);
             released.into_iter().for_each(|released| self.release(released));
         }
+        if change.word.is_some() {
+            self.discovery_answered(id);
+        }
         change
+    }
+
+    /// Runs something as if in a callback of a stream, if that still lives.
+    pub(super) fn on_stream(&self, stream: u32, act: impl FnOnce()) {
+        if host::set_effective_context(stream).is_ok() {
+            act();
+            host::log_failure("returning to the root context", host::set_effective_context(self.root_id));
+        }
     }
 
     /// Holds an answer until the apiservers in `waiting.pending` have been asked. `Err`: one of them is being left in
@@ -235,22 +357,27 @@ impl Shared {
         let now = host::monotonic_now();
         let mut peers = self.peers.borrow_mut();
         for apiserver in waiting.pending.iter() {
-            if peers.ask(apiserver, waiting.half, waiting.mark, now) == Asking::BackingOff {
+            if peers.ask(apiserver, Subject::Half(waiting.half), waiting.mark, now) == Asking::BackingOff {
                 return Err(WhyRefused::Unconfirmed);
             }
         }
         drop(peers);
         self.held.borrow_mut().hold(waiting);
-        // Only the root may send questions: those of a stream would end with it, and leave all others waiting.
+        self.call_root();
+        Ok(())
+    }
+
+    /// Only the root may send questions: those of a stream would end with it, and leave all others waiting.
+    fn call_root(&self) {
         if !self.is_called_at_once.replace(true) {
             self.tick_every(AT_ONCE);
         }
-        Ok(())
     }
 
     /// A stream is over, or has been answered otherwise.
     pub(super) fn drop_held(&self, stream: u32) {
         self.held.borrow_mut().drop_stream(stream);
+        self.awaiting.borrow_mut().retain(|awaiting| awaiting.stream != stream);
     }
 
     /// A 404 is not believed, or a request has failed: whoever was asked is not what the table says.
@@ -292,11 +419,8 @@ impl Shared {
     }
 
     fn release(&self, released: Released) {
-        if host::set_effective_context(released.stream).is_err() {
-            return; // Gone meanwhile.
-        }
         let retry = Retry::unless(released.may_be_executed);
-        match released.verdict {
+        self.on_stream(released.stream, || match released.verdict {
             Verdict::Pass => host::log_failure("letting an answer go", host::continue_response()),
             Verdict::Refuse(why) => {
                 let audit_id = host::response_header("audit-id").ok().flatten();
@@ -306,8 +430,7 @@ impl Shared {
             Verdict::Ask { .. } => {
                 Reply::guarded(WhyRefused::Unconfirmed, None, retry).send(self.config.retry_after_seconds)
             }
-        }
-        host::log_failure("returning to the root context", host::set_effective_context(self.root_id));
+        });
     }
 
     fn tick_every(&self, period: Duration) {
@@ -319,7 +442,13 @@ impl Shared {
 fn poll_set(config: &Config) -> u64 {
     let polled: Vec<_> =
         config.apiservers.iter().map(|apiserver| (&apiserver.name, &apiserver.discovery_cluster)).collect();
-    FixedState::default().hash_one((polled, &config.discovery, &config.exclusions, config.local))
+    FixedState::default().hash_one((
+        polled,
+        &config.discovery,
+        &config.exclusions,
+        config.local,
+        config.merges_discovery(),
+    ))
 }
 
 /// Another number than before, and neither of the special ones.

@@ -4,13 +4,19 @@
 //! come out and somebody else sends them. A poll that fails never takes away what an earlier one told: while an
 //! apiserver is configured, its last good document counts and its silence is doubt.
 
+use std::hash::BuildHasher;
 use std::rc::Rc;
 use std::time::Duration;
+
+use foldhash::fast::FixedState;
 
 use crate::config::Config;
 use crate::discovery::api_services::{self, ApiServicesError, GroupVersionName};
 use crate::discovery::document::{self, Document, DocumentError, Half};
+use crate::discovery::open_api::{self, RootError};
 use crate::peers::backoff;
+use crate::peers::cluster_discovery::{self, Known, Stamp};
+use crate::peers::documents::{Documents, Kept, Kind};
 use crate::peers::exclusions::{Excluded, Exclusions};
 use crate::peers::snapshot::{ApiserverState, ExcludedState, PollState, Snapshot, TypeState};
 use crate::peers::table::{ApiserverSet, Context, Health, Listing, Table, View};
@@ -22,6 +28,10 @@ const LOST_ANSWER_GRACE: Duration = Duration::from_secs(1);
 /// Between two questions about one document of one apiserver. Clients that ask for types that nobody serves must not turn
 /// into a load of discovery requests.
 const SPACING: Duration = Duration::from_millis(100);
+
+/// The root of OpenAPI v3 has no entity tag, so it is polled once in so many intervals: and at once when the apiserver's
+/// discovery has changed. A hash that is out of date costs a client one redirect.
+const OPEN_API_INTERVALS: u32 = 12;
 
 /// Between two polls that come early for a reason (a guarded 404, a failed request). Reasons come by the hundred.
 const EARLY_SPACING: Duration = Duration::from_secs(1);
@@ -45,6 +55,8 @@ pub struct Settings {
     pub api_services: bool,
     /// See `exclusions.gracePeriod`.
     pub grace_period: Duration,
+    /// Documents are merged: their bodies are wanted, and the roots of OpenAPI v3.
+    pub merges: bool,
 }
 
 /// What is asked for.
@@ -52,6 +64,8 @@ pub struct Settings {
 pub enum Subject {
     /// A discovery document.
     Half(Half),
+    /// The root of OpenAPI v3.
+    OpenApi,
     /// The APIService objects.
     ApiServices,
 }
@@ -62,6 +76,8 @@ pub struct Peers {
     settings: Settings,
     /// Both halves of each apiserver, in the order of the configuration.
     apiservers: Vec<[Poll; 2]>,
+    /// The root of OpenAPI v3 of each.
+    open_api: Vec<Poll>,
     api_services: Poll,
     table: Rc<Table>,
     exclusions: Exclusions,
@@ -86,6 +102,14 @@ struct Poll {
     heard: Option<Duration>,
     /// When the question was sent whose answer is the latest good one: how old what we know is.
     told: Option<Duration>,
+    /// When the question was sent that brought the document which counts: tells a newer one from an older.
+    version: Option<Duration>,
+    /// Of the body, so that one that comes again without an entity tag is no news.
+    digest: Option<u64>,
+    /// The body, until it has been published.
+    body: Option<Rc<str>>,
+    /// The body is nowhere to be had: the next poll must not be answered with a 304.
+    lacks_body: bool,
     /// To be sent as soon as spacing allows.
     is_wanted: bool,
     in_flight: Option<InFlight>,
@@ -183,6 +207,9 @@ pub enum PollError {
     /// A 200 that is no discovery document.
     #[error(transparent)]
     Document(#[from] DocumentError),
+    /// A 200 that is no root of OpenAPI v3.
+    #[error(transparent)]
+    OpenApi(#[from] RootError),
     /// A 200 that is no list of APIServices.
     #[error(transparent)]
     ApiServices(#[from] ApiServicesError),
@@ -237,6 +264,7 @@ impl From<&Config> for Settings {
             max_document_bytes: config.discovery.max_document_bytes,
             api_services: config.exclusions.api_services,
             grace_period: config.exclusions.grace_period,
+            merges: config.merges_discovery(),
         }
     }
 }
@@ -246,6 +274,7 @@ impl Subject {
     pub const fn path(self) -> &'static str {
         match self {
             Self::Half(half) => half.path(),
+            Self::OpenApi => open_api::PATH,
             Self::ApiServices => api_services::PATH,
         }
     }
@@ -254,6 +283,7 @@ impl Subject {
     pub const fn accept(self) -> &'static str {
         match self {
             Self::Half(_) => document::POLL_ACCEPT,
+            Self::OpenApi => "application/json",
             Self::ApiServices => api_services::ACCEPT,
         }
     }
@@ -261,7 +291,7 @@ impl Subject {
     const fn hint(self, status: u16) -> &'static str {
         match (status, self) {
             (401, _) => ": the poll cluster's credential is not valid",
-            (403, Self::Half(_)) => {
+            (403, Self::Half(_) | Self::OpenApi) => {
                 ": the poll cluster's credential may not read discovery (bind it to ClusterRole system:discovery)"
             }
             (403, Self::ApiServices) => {
@@ -281,9 +311,11 @@ impl Peers {
     /// Nothing is known and all is due at once.
     pub fn new(settings: Settings, exclusions: Exclusions) -> Self {
         let apiservers = (0..settings.apiservers).map(|_| <[Poll; 2]>::default()).collect();
+        let open_api = (0..settings.apiservers).map(|_| Poll::default()).collect();
         Self {
             settings,
             apiservers,
+            open_api,
             api_services: Poll::default(),
             table: Rc::default(),
             exclusions,
@@ -325,6 +357,9 @@ impl Peers {
             for half in Half::ALL {
                 questions.extend(self.send(apiserver, Subject::Half(half), now, leads));
             }
+            if self.settings.merges {
+                questions.extend(self.send(apiserver, Subject::OpenApi, now, leads));
+            }
         }
         if self.settings.api_services {
             let apiserver = self.settings.local.unwrap_or_else(|| self.whom_to_ask_for_api_services());
@@ -341,7 +376,7 @@ impl Peers {
     }
 
     fn send(&mut self, apiserver: usize, subject: Subject, now: Duration, leads: bool) -> Option<Question> {
-        let (patience, interval) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.settings.interval);
+        let (patience, interval) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.interval_of(subject));
         let number = self.sent.saturating_add(1);
         let poll = self.poll_mut(apiserver, subject)?;
         if !poll.is_due(now, leads) {
@@ -352,14 +387,21 @@ impl Peers {
         poll.sent_at = Some(now);
         poll.next_due = now.saturating_add(interval);
         poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(patience), is_overtaken: false });
-        let if_none_match = poll.etag.clone();
+        let if_none_match = poll.etag.clone().filter(|_| !(leads && poll.lacks_body));
         self.sent = number;
         Some(Question { id, if_none_match })
     }
 
+    fn interval_of(&self, subject: Subject) -> Duration {
+        match subject {
+            Subject::OpenApi => self.settings.interval.saturating_mul(OPEN_API_INTERVALS),
+            Subject::Half(_) | Subject::ApiServices => self.settings.interval,
+        }
+    }
+
     /// The questions whose answer should have come long ago.
     pub fn lost(&self, now: Duration) -> Vec<QuestionId> {
-        let polls = self.apiservers.iter().flatten().chain([&self.api_services]);
+        let polls = self.apiservers.iter().flatten().chain(&self.open_api).chain([&self.api_services]);
         polls.filter_map(|poll| poll.in_flight).filter(|awaited| awaited.deadline <= now).map(|lost| lost.id).collect()
     }
 
@@ -380,8 +422,8 @@ impl Peers {
             _ => None,
         };
         let taken = self.take(id, answer, now);
-        let interval = self.settings.interval;
-        let is_discovery = id.subject != Subject::ApiServices;
+        let interval = self.interval_of(id.subject);
+        let is_discovery = matches!(id.subject, Subject::Half(_));
         let Some(poll) = self.poll_mut(id.apiserver, id.subject) else { return Change::default() };
         poll.in_flight = None;
         poll.heard = poll.sent_at;
@@ -413,8 +455,8 @@ impl Peers {
 
     /// Wants to know what an apiserver serves, asked after the question number `mark`. An answer to such a question comes
     /// by [`Self::answered`], good or not, unless the apiserver is being left in peace.
-    pub fn ask(&mut self, apiserver: usize, half: Half, mark: u64, now: Duration) -> Asking {
-        let Some(poll) = self.poll_mut(apiserver, Subject::Half(half)) else { return Asking::BackingOff };
+    pub fn ask(&mut self, apiserver: usize, subject: Subject, mark: u64, now: Duration) -> Asking {
+        let Some(poll) = self.poll_mut(apiserver, subject) else { return Asking::BackingOff };
         match poll.in_flight {
             Some(in_flight) if in_flight.id.number > mark => {}
             None if poll.failures > 0 && now < poll.next_due => return Asking::BackingOff,
@@ -474,9 +516,14 @@ impl Peers {
 
     /// What there is to tell other workers; `names` are the name and the discovery cluster of each apiserver.
     pub fn snapshot<'s>(&'s self, names: impl Iterator<Item = (&'s str, &'s str)>) -> Snapshot<'s> {
-        let apiservers = names.zip(&self.apiservers).map(|((name, discovery_cluster), [core, groups])| {
-            ApiserverState { name, discovery_cluster, halves: [core.state(), groups.state()] }
-        });
+        let polls = self.apiservers.iter().zip(&self.open_api);
+        let apiservers =
+            names.zip(polls).map(|((name, discovery_cluster), ([core, groups], open_api))| ApiserverState {
+                name,
+                discovery_cluster,
+                halves: [core.state(), groups.state()],
+                open_api: open_api.state(),
+            });
         let types = self.table.iter().map(|(names, listing)| TypeState {
             names,
             servers: listing.servers.bits(),
@@ -537,6 +584,9 @@ impl Peers {
 
     /// Takes over what was told of one apiserver; adds it to `believed` for each half that is newer than what is known here.
     fn adopt_polls(&mut self, index: usize, state: &ApiserverState<'_>, believed: &mut [ApiserverSet; 2]) {
+        if let Some(poll) = self.open_api.get_mut(index) {
+            poll.adopt(&state.open_api);
+        }
         let (Some(polls), only) = (self.apiservers.get_mut(index), ApiserverSet::only(index)) else { return };
         for ((poll, state), believed) in polls.iter_mut().zip(&state.halves).zip(believed) {
             if poll.adopt(state) {
@@ -546,6 +596,100 @@ impl Peers {
                 }
             }
         }
+    }
+
+    /// Entity tag and version of the document that is known of an apiserver. Equal versions are the same document, a later
+    /// one is newer.
+    pub fn document(&self, apiserver: usize, kind: Kind) -> (Option<&str>, Option<Duration>) {
+        let poll = self.polls_of(apiserver).and_then(|polls| kind.of_all(&polls).copied());
+        poll.map_or((None, None), |poll| (poll.etag.as_deref(), poll.version))
+    }
+
+    /// From what discovery of the whole cluster would be made now; `None` until each apiserver has been tried.
+    pub fn stamp(&self, poll_set: u64) -> Option<Stamp> {
+        if self.apiservers.iter().flatten().any(|poll| poll.heard.is_none()) {
+            return None;
+        }
+        let polls = (0..self.apiservers.len()).filter_map(|apiserver| self.polls_of(apiserver));
+        let versions = polls.map(|polls| polls.map(|poll| poll.version)).collect();
+        let learned: Vec<_> = self.exclusions.learned().iter().map(|excluded| &excluded.name).collect();
+        let content = FixedState::default().hash_one((self.is_incomplete(), learned));
+        Some(Stamp { poll_set, content, versions })
+    }
+
+    /// Whether clients must be told that something may be missing: an apiserver has never told what it serves, or a type
+    /// that one listed until a moment ago is gone.
+    fn is_incomplete(&self) -> bool {
+        self.apiservers.iter().flatten().any(|poll| !poll.is_known || poll.lacks_body)
+            || self.table.has_vanished_types()
+    }
+
+    /// The bodies that have not been published yet, and those in `published` that still count.
+    pub fn bodies<'s>(
+        &'s self,
+        names: impl Iterator<Item = (&'s str, &'s str)>,
+        published: &Documents<'s>,
+    ) -> Vec<Kept<'s>> {
+        let mut bodies = Vec::new();
+        for (apiserver, (name, discovery_cluster)) in names.enumerate() {
+            let Some(polls) = self.polls_of(apiserver) else { continue };
+            for (kind, poll) in Kind::ALL.into_iter().zip(polls) {
+                let published = published.find(name, discovery_cluster, kind);
+                let found = match (&poll.body, poll.version) {
+                    (Some(body), Some(version)) => Some((version, &**body)),
+                    (_, version) => published.filter(|(published, _)| Some(*published) >= version && version.is_some()),
+                };
+                bodies.extend(found.map(|(version, body)| Kept { name, discovery_cluster, kind, version, body }));
+            }
+        }
+        bodies
+    }
+
+    /// Whether there are bodies that have not been published.
+    pub fn has_bodies(&self) -> bool {
+        self.apiservers.iter().flatten().chain(&self.open_api).any(|poll| poll.body.is_some())
+    }
+
+    /// The bodies have been published, where whoever merges finds them.
+    pub fn forget_bodies(&mut self) {
+        self.apiservers.iter_mut().flatten().chain(&mut self.open_api).for_each(|poll| poll.body = None);
+    }
+
+    /// Notes which documents are nowhere to be had: the next polls ask for all of them.
+    pub fn note_missing_bodies(&mut self, is_there: impl Fn(usize, Kind) -> bool) {
+        for (apiserver, halves) in self.apiservers.iter_mut().enumerate() {
+            for (kind, poll) in Kind::ALL.into_iter().zip(halves) {
+                poll.lacks_body = poll.is_known && poll.body.is_none() && !is_there(apiserver, kind);
+            }
+        }
+    }
+
+    /// What discovery of the whole cluster is made from; `documents` holds all that count.
+    pub fn cluster_sources<'s>(
+        &'s self,
+        names: impl Iterator<Item = (&'s str, &'s str)>,
+        documents: &Documents<'s>,
+        stamp: Stamp,
+    ) -> cluster_discovery::Sources<'s> {
+        let apiservers = names.zip(&self.apiservers).map(|((name, discovery_cluster), [core, groups])| Known {
+            name,
+            documents: Kind::ALL.map(|kind| documents.find(name, discovery_cluster, kind).map(|(_, body)| body)),
+            etags: [core.etag.as_deref(), groups.etag.as_deref()],
+        });
+        cluster_discovery::Sources {
+            apiservers: apiservers.collect(),
+            local: self.settings.local,
+            exclusions: &self.exclusions,
+            table: &self.table,
+            is_incomplete: self.is_incomplete(),
+            stamp,
+        }
+    }
+
+    /// Polls of an apiserver's documents, in the order of [`Kind::ALL`].
+    fn polls_of(&self, apiserver: usize) -> Option<[&Poll; 3]> {
+        let ([core, groups], open_api) = (self.apiservers.get(apiserver)?, self.open_api.get(apiserver)?);
+        Some([core, groups, open_api])
     }
 
     /// How far the documents of a half can be relied upon.
@@ -567,11 +711,9 @@ impl Peers {
         match (status, id.subject) {
             (200, _) if body.len() > self.settings.max_document_bytes => Err(PollError::TooLarge { bytes: body.len() }),
             (200, Subject::Half(half)) => {
-                let document = Document::parse(half, content_type, body)?;
-                if let Some(poll) = self.poll_mut(id.apiserver, id.subject) {
-                    // A tag that is not text could not be sent back; the next poll then gets the whole document.
-                    poll.etag = etag.and_then(|etag| String::from_utf8(etag.to_vec()).ok());
-                }
+                let text = document::text(body)?;
+                let document = Document::parse(half, content_type, text)?;
+                self.keep(id, etag, text);
                 let context = Context { exclusions: &self.exclusions, now };
                 let table = self.table.with_document(id.apiserver, half, &document, context);
                 Ok(self.replace_table(table))
@@ -580,6 +722,12 @@ impl Peers {
                 self.exclusions.learn(api_services::not_built_in(body)?, now);
                 let table = self.table.with_exclusions(&self.exclusions);
                 Ok(self.replace_table(table))
+            }
+            (200, Subject::OpenApi) => {
+                let text = document::text(body)?;
+                open_api::Root::parse(text)?;
+                self.keep(id, etag, text);
+                Ok(false)
             }
             (304, _) if is_known => Ok(false),
             (304, _) => Err(PollError::NothingToKeep),
@@ -596,12 +744,44 @@ impl Peers {
     }
 
     fn poll_mut(&mut self, apiserver: usize, subject: Subject) -> Option<&mut Poll> {
-        let Subject::Half(half) = subject else { return Some(&mut self.api_services) };
+        let half = match subject {
+            Subject::Half(half) => half,
+            Subject::OpenApi => return self.open_api.get_mut(apiserver),
+            Subject::ApiServices => return Some(&mut self.api_services),
+        };
         let [core, groups] = self.apiservers.get_mut(apiserver)?;
         Some(match half {
             Half::Core => core,
             Half::Groups => groups,
         })
+    }
+
+    /// Notes the body of a good answer, if it is another one than before.
+    fn keep(&mut self, id: QuestionId, etag: Option<&[u8]>, body: &str) {
+        let merges = self.settings.merges;
+        let Some(poll) = self.poll_mut(id.apiserver, id.subject) else { return };
+        // A tag that is not text could not be sent back; the next poll then gets the whole document.
+        poll.etag = etag.and_then(|etag| String::from_utf8(etag.to_vec()).ok());
+        let digest = Some(FixedState::default().hash_one(body));
+        if poll.digest == digest && !poll.lacks_body {
+            return;
+        }
+        let is_first = poll.version.is_none();
+        poll.digest = digest;
+        poll.version = poll.sent_at;
+        poll.lacks_body = false;
+        poll.body = merges.then(|| Rc::from(body));
+        if merges && !is_first && id.subject != Subject::OpenApi {
+            // A new document of one kind: most likely there is a new one of the other kind too.
+            self.hurry_open_api(id.apiserver);
+        }
+    }
+
+    fn hurry_open_api(&mut self, apiserver: usize) {
+        if let Some(poll) = self.open_api.get_mut(apiserver) {
+            poll.next_due = Duration::ZERO;
+            poll.is_wanted |= poll.in_flight.is_some();
+        }
     }
 }
 
@@ -615,6 +795,8 @@ impl Poll {
             next_due: self.next_due,
             failures: self.failures,
             etag: self.etag.as_deref(),
+            version: self.version,
+            digest: self.digest,
         }
     }
 
@@ -649,6 +831,10 @@ impl Poll {
             self.is_known = state.is_known;
             self.told = state.told;
             self.etag = state.etag.map(str::to_owned);
+            if self.version != state.version {
+                (self.version, self.digest) = (state.version, state.digest);
+                (self.body, self.lacks_body) = (None, false);
+            }
         }
         is_newer
     }
@@ -703,6 +889,7 @@ mod tests {
             max_document_bytes: 10_000,
             api_services: false,
             grace_period: seconds(300),
+            merges: false,
         };
         Peers::new(settings, Exclusions::default())
     }
@@ -875,7 +1062,7 @@ mod tests {
     fn asking_is_shared_spaced_and_given_up_while_an_apiserver_fails() {
         let mut peers = with_documents();
         let millis = |millis| seconds(1) + Duration::from_millis(millis);
-        let ask = |peers: &mut Peers, mark, now| peers.ask(0, Half::Groups, mark, now);
+        let ask = |peers: &mut Peers, mark, now| peers.ask(0, Subject::Half(Half::Groups), mark, now);
         let mark = peers.mark();
         assert_eq!(ask(&mut peers, mark, millis(0)), Asking::Awaited);
         let due = peers.due(millis(0), true);
@@ -959,7 +1146,7 @@ mod tests {
         let leader = with_documents();
         let mut follower = peers(1);
         tell(&leader, &mut follower, &NAMES[..1], 1);
-        follower.ask(0, Half::Groups, follower.mark(), seconds(2));
+        follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(2));
         let question = follower.due(seconds(2), false).remove(0);
         follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
         assert!(!tell(&leader, &mut follower, &NAMES[..1], 3));
@@ -982,7 +1169,7 @@ mod tests {
             body: news.as_bytes(),
         };
         leader.answered(id, answer, seconds(polled_at), EVEN);
-        follower.ask(0, Half::Groups, follower.mark(), seconds(asked_at));
+        follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(asked_at));
         let question = follower.due(seconds(asked_at), false).remove(0);
         tell(&leader, &mut follower, &NAMES[..1], 8);
         let change = follower.answered(question.id, response(status, body), seconds(9), EVEN);
@@ -1034,7 +1221,7 @@ mod tests {
     fn a_later_failure_does_not_bring_an_older_document_back() {
         let (mut leader, mut follower) = (with_documents(), peers(1));
         tell(&leader, &mut follower, &NAMES[..1], 1);
-        follower.ask(0, Half::Groups, follower.mark(), seconds(2));
+        follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(2));
         let question = follower.due(seconds(2), false).remove(0);
         follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
         let id = groups(&mut leader, 6);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Of the layout; raised with every change of it, so that two versions of the filter in one process do not misread each
 /// other.
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 
 /// The largest snapshot that is published: hundreds of thousands of types, far beyond any cluster.
 pub const MAX_BYTES: usize = 16 << 20;
@@ -41,6 +41,9 @@ pub struct ApiserverState<'s> {
     /// State of `/api` and `/apis`.
     #[serde(borrow)]
     pub halves: [PollState<'s>; 2],
+    /// State of the root of OpenAPI v3.
+    #[serde(borrow)]
+    pub open_api: PollState<'s>,
 }
 
 /// What the polls of one document have come to.
@@ -60,6 +63,10 @@ pub struct PollState<'s> {
     pub failures: u32,
     /// Entity tag of the document.
     pub etag: Option<&'s str>,
+    /// When the question was sent that brought the document.
+    pub version: Option<Duration>,
+    /// Hash of its body.
+    pub digest: Option<u64>,
 }
 
 /// A type.
@@ -134,12 +141,15 @@ mod tests {
             next_due: Duration::from_secs(9),
             failures: 3,
             etag: Some("\"tag\""),
+            version: Some(Duration::from_millis(900)),
+            digest: Some(u64::MAX),
         };
         Snapshot {
             apiservers: vec![ApiserverState {
                 name: "cp-1",
                 discovery_cluster: "cp-1-poll",
                 halves: [poll.clone(), PollState::default()],
+                open_api: PollState::default(),
             }],
             types: vec![TypeState { names: [b"", b"v1", b"p\xffds", b"log"], servers: 1 << 63, vanished_at: None }],
             excluded: vec![ExcludedState { group: "g", version: "v1", vanished_at: Some(Duration::from_secs(5)) }],

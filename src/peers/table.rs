@@ -238,6 +238,11 @@ impl Table {
         Some(next)
     }
 
+    /// Whether there are types that nobody lists any more and that are not excluded.
+    pub(super) fn has_vanished_types(&self) -> bool {
+        self.entries.iter().any(|entry| entry.listing.servers.is_empty() && !entry.listing.is_excluded)
+    }
+
     /// All types in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Names<'_>, Listing)> {
         self.entries.iter().filter_map(|entry| Some((entry.names(&self.names)?, entry.listing)))
@@ -343,8 +348,13 @@ pub struct View {
 
 impl View {
     /// State of the documents that tell about an API group.
-    pub fn health(&self, group: &[u8]) -> Health {
-        match Half::of_group(group) {
+    pub const fn health(&self, group: &[u8]) -> Health {
+        self.health_of(Half::of_group(group))
+    }
+
+    /// State of the documents of a half.
+    pub const fn health_of(&self, half: Half) -> Health {
+        match half {
             Half::Core => self.core,
             Half::Groups => self.groups,
         }

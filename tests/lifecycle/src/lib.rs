@@ -45,6 +45,7 @@ pub fn discovery(call: &HttpCall) -> Answer {
     let body = match (call.path(), call.upstream.as_str()) {
         (API_SERVICES, _) => r#"{"kind":"PartialObjectMetadataList","items":[]}"#.to_owned(),
         ("/api", _) => document("", "pods"),
+        ("/openapi/v3", _) => r#"{"paths":{"version":{"serverRelativeURL":"/openapi/v3/version?hash=1"}}}"#.to_owned(),
         (_, "cp-1-poll") => document("depot.k8s.io", "crates"),
         _ => document("apps", "deployments"),
     };

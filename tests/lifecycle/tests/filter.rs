@@ -55,10 +55,13 @@ fn each_document_of_each_apiserver_is_polled_once_an_interval() {
         let expected = [
             "cp-0-poll /api",
             "cp-0-poll /apis",
+            "cp-0-poll /openapi/v3",
             "cp-1-poll /api",
             "cp-1-poll /apis",
+            "cp-1-poll /openapi/v3",
             "cp-2-poll /api",
             "cp-2-poll /apis",
+            "cp-2-poll /openapi/v3",
             "cp-0-poll /apis/apiregistration.k8s.io/v1/apiservices",
         ];
         assert_eq!(asked, expected);
@@ -68,18 +71,23 @@ fn each_document_of_each_apiserver_is_polled_once_an_interval() {
             assert_eq!(call.headers.get("if-none-match"), None, "nothing is known yet");
             assert_eq!(call.headers.get("accept-encoding"), None, "an encoded answer could not be read");
             let accept = call.headers.text("accept").unwrap();
-            assert!(accept.contains("profile=nopeer,") || accept.contains("as=PartialObjectMetadataList"), "{accept}");
+            let expected = match call.path() {
+                API_SERVICES => "as=PartialObjectMetadataList",
+                "/openapi/v3" => "application/json",
+                _ => "profile=nopeer,",
+            };
+            assert!(accept.contains(expected), "{accept}");
             assert_eq!(call.timeout, seconds(3));
         }
         let mut polls = 0;
         vm.run_for_with(seconds(25), |call| {
             polls += 1;
-            if polls > 7 && call.path() != API_SERVICES {
+            if polls > 10 && call.path() != API_SERVICES {
                 assert_eq!(call.headers.text("if-none-match"), Some("\"tag\""), "known: asked for changes only");
             }
             Some(discovery(call))
         });
-        assert!((35..=42).contains(&polls), "{polls} polls in five intervals");
+        assert!((38..=45).contains(&polls), "{polls} polls in five intervals, schemas once");
     });
 }
 
@@ -121,7 +129,7 @@ fn a_reroute_is_handed_to_envoy_in_the_way_that_was_configured() {
         let outcome = vm.request(root, spoofed, true);
         let values: Vec<_> = outcome.request_headers.all("x-reroute").collect();
         assert_eq!(values, [b"cp-1"], "ours takes the place of the client's");
-        for path in [COMMON, NOBODY, "/healthz", "/apis", "//odd", "/api/v1/pods/%zz"] {
+        for path in [COMMON, NOBODY, "/healthz", "/version", "//odd", "/api/v1/pods/%zz"] {
             let outcome = vm.request(root, request(path).with("x-reroute", "cp-2"), true);
             assert_eq!(outcome.request_headers.get("x-reroute"), None, "{path}");
             assert!(outcome.filter_state.is_empty(), "{path}");

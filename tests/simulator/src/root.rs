@@ -383,7 +383,7 @@ impl Root {
 
     fn hold(&mut self, waiting: Waiting, now: Duration) -> Result<(), WhyRefused> {
         for apiserver in waiting.pending.iter() {
-            if self.peers.ask(apiserver, waiting.half, waiting.mark, now) == Asking::BackingOff {
+            if self.peers.ask(apiserver, Subject::Half(waiting.half), waiting.mark, now) == Asking::BackingOff {
                 return Err(WhyRefused::Unconfirmed);
             }
         }

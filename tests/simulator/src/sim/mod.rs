@@ -419,7 +419,7 @@ impl Sim {
         let local = process.local.map(|local| format!(r#""local":"cp-{local}","#)).unwrap_or_default();
         let Discovery { interval, timeout, forget_after } = process.discovery;
         let text = format!(
-            r#"{{"apiservers":[{}],{local}"peerProxying":"{:?}","discovery":{{"refreshInterval":"{interval}ms",
+            r#"{{"apiservers":[{}],{local}"peerProxying":"{:?}","peerAggregatedDiscovery":"Disabled","discovery":{{"refreshInterval":"{interval}ms",
             "timeout":"{timeout}ms","forgetAfter":"{forget_after}ms"}},"exclusions":{{"gracePeriod":"5s"}}}}"#,
             apiservers.join(","),
             process.proxying

@@ -1,0 +1,352 @@
+//! What clients are told of the whole cluster: made by whoever leads when something has changed, published, and copied out
+//! by all workers.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha512};
+
+use crate::discovery::document::Half;
+use crate::discovery::legacy;
+use crate::discovery::merge::{self, Group, MergeError, Merged};
+use crate::discovery::open_api::{self, MergedRoot, Root};
+use crate::peers::documents::Kind;
+use crate::peers::exclusions::Exclusions;
+use crate::peers::table::Table;
+
+/// Of the layout; raised with every change of it.
+const LAYOUT: u8 = 1;
+
+/// What it is made from.
+#[derive(Debug)]
+pub struct Sources<'s> {
+    /// The apiservers in the order of the configuration.
+    pub apiservers: Vec<Known<'s>>,
+    /// The local one, in sidecar mode.
+    pub local: Option<usize>,
+    /// Group-versions that the local document alone tells about.
+    pub exclusions: &'s Exclusions,
+    /// Who lists how much.
+    pub table: &'s Table,
+    /// Something may be missing.
+    pub is_incomplete: bool,
+    /// See [`ClusterDiscovery::stamp`].
+    pub stamp: Stamp,
+}
+
+/// What is known of an apiserver.
+#[derive(Debug)]
+pub struct Known<'s> {
+    /// Its name: merges take them in the order of their names.
+    pub name: &'s str,
+    /// Its documents, in the order of [`Kind::ALL`].
+    pub documents: [Option<&'s str>; 3],
+    /// Entity tags of the first two.
+    pub etags: [Option<&'s str>; 2],
+}
+
+/// From what something was made.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Stamp {
+    /// Hash of the configuration it was made for: see [`crate::peers::election::Candidate::poll_set`].
+    pub poll_set: u64,
+    /// Hash of everything else that matters.
+    pub content: u64,
+    /// Version of each document of each apiserver, in the order of the configuration.
+    pub versions: Vec<[Option<Duration>; 3]>,
+}
+
+/// The answers.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterDiscovery<'s> {
+    /// From what it was made.
+    pub stamp: Stamp,
+    /// `/api` and `/apis` in aggregated form.
+    #[serde(borrow)]
+    aggregated: [Aggregated<'s>; 2],
+    /// `/apis` in legacy form.
+    group_list: &'s str,
+    /// `/api` in legacy form, unless the apiserver's own is right.
+    versions: Option<&'s str>,
+    /// `/apis/GROUP`, by the group's name, where the apiserver's own is not right. Sorted.
+    #[serde(borrow)]
+    groups: Vec<(&'s str, &'s str)>,
+    /// `/apis/GROUP/VERSION` and `/api/VERSION`, by `GROUP/VERSION` or `VERSION`, where the apiserver's own is not right.
+    /// Empty: nobody can tell just now. Sorted.
+    #[serde(borrow)]
+    group_versions: Vec<(&'s str, &'s str)>,
+    /// `/openapi/v3`.
+    #[serde(borrow)]
+    open_api: Option<&'s str>,
+    /// Who has the schema document of a key, best first; only where it is not to be had here. Sorted.
+    #[serde(borrow)]
+    elsewhere: Vec<(&'s str, Vec<u32>)>,
+}
+
+/// A document with its entity tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Aggregated<'s> {
+    /// The body.
+    pub text: &'s str,
+    /// Its tag, quoted.
+    pub etag: &'s str,
+}
+
+/// The bytes are of another layout, or none at all.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not cluster discovery of layout {LAYOUT}")]
+pub struct Unreadable;
+
+/// Makes it, in the bytes to publish.
+///
+/// # Errors
+/// See [`MergeError`].
+pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, MergeError> {
+    let [core, groups] = [Half::Core, Half::Groups].map(|half| HalfSources::of(half, sources));
+    let (merged_core, merged_groups) = (core.merge(sources)?, groups.merge(sources)?);
+    let (core_text, core_etag) = core.aggregated(&merged_core, sources);
+    let (groups_text, groups_etag) = groups.aggregated(&merged_groups, sources);
+    let mut replaced = Replaced::default();
+    let core_versions = replaced.compare(&merged_core, &core)?.then(|| legacy::versions(&merged_core.groups)).flatten();
+    replaced.compare(&merged_groups, &groups)?;
+    replaced.groups.retain(|(name, _)| !name.is_empty());
+    replaced.groups.sort_unstable();
+    replaced.group_versions.sort_unstable();
+    let open_api = open_api_root(sources);
+    let elsewhere = open_api.iter().flat_map(|root| &root.elsewhere).map(|(key, apiservers)| {
+        (key.as_str(), apiservers.iter().filter_map(|apiserver| u32::try_from(*apiserver).ok()).collect())
+    });
+    let discovery = ClusterDiscovery {
+        stamp: sources.stamp.clone(),
+        aggregated: [
+            Aggregated { text: &core_text, etag: &core_etag },
+            Aggregated { text: &groups_text, etag: &groups_etag },
+        ],
+        group_list: &legacy::group_list(&merged_groups.groups).unwrap_or_default(),
+        versions: core_versions.as_deref(),
+        groups: replaced.groups.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
+        group_versions: replaced.group_versions.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
+        open_api: open_api.as_ref().map(|root| root.text.as_str()),
+        elsewhere: elsewhere.collect(),
+    };
+    Ok(postcard::to_extend(&discovery, vec![LAYOUT]).unwrap_or_default())
+}
+
+impl<'s> ClusterDiscovery<'s> {
+    /// Reads what was published.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn from_bytes(bytes: &'s [u8]) -> Result<Self, Unreadable> {
+        let (layout, rest) = bytes.split_first().ok_or(Unreadable)?;
+        if *layout != LAYOUT {
+            return Err(Unreadable);
+        }
+        postcard::from_bytes(rest).map_err(|_| Unreadable)
+    }
+
+    /// `/api` or `/apis` in aggregated form.
+    pub const fn aggregated(&self, half: Half) -> Aggregated<'s> {
+        let [core, groups] = self.aggregated;
+        match half {
+            Half::Core => core,
+            Half::Groups => groups,
+        }
+    }
+
+    /// `/api` or `/apis` in legacy form; `None` if the apiserver's own is right.
+    pub const fn legacy(&self, half: Half) -> Option<&'s str> {
+        match half {
+            Half::Core => self.versions,
+            Half::Groups => Some(self.group_list),
+        }
+    }
+
+    /// `/apis/GROUP`; `None` if the apiserver's own is right.
+    pub fn group(&self, name: &str) -> Option<&'s str> {
+        find(&self.groups, name).copied()
+    }
+
+    /// `/apis/GROUP/VERSION`, or `/api/VERSION` if the group has no name; `None` if the apiserver's own is right, empty if
+    /// nobody can tell just now.
+    pub fn group_version(&self, group: &str, version: &str) -> Option<&'s str> {
+        find(&self.group_versions, &legacy::group_version(group, version)).copied()
+    }
+
+    /// `/openapi/v3`; `None` if no apiserver has one.
+    pub const fn open_api(&self) -> Option<&'s str> {
+        self.open_api
+    }
+
+    /// Who has the schema document of a key such as `apis/apps/v1`, best first; none if it is to be had here.
+    pub fn schema_owners(&self, key: &str) -> impl Iterator<Item = usize> {
+        find(&self.elsewhere, key).into_iter().flatten().filter_map(|apiserver| usize::try_from(*apiserver).ok())
+    }
+}
+
+fn find<'l, V>(sorted: &'l [(&str, V)], name: &str) -> Option<&'l V> {
+    let place = sorted.binary_search_by(|(have, _)| (*have).cmp(name)).ok()?;
+    sorted.get(place).map(|(_, value)| value)
+}
+
+/// The documents of one half, sorted by the names of their apiservers, equal ones once.
+struct HalfSources<'s> {
+    half: Half,
+    texts: Vec<&'s str>,
+    /// Who has each of them.
+    owners: Vec<usize>,
+    /// Which is the local one's.
+    local: Option<usize>,
+}
+
+impl<'s> HalfSources<'s> {
+    fn of(half: Half, sources: &Sources<'s>) -> Self {
+        let kind = Kind::of(half);
+        let mut all: Vec<_> = sources
+            .apiservers
+            .iter()
+            .enumerate()
+            .filter_map(|(index, known)| Some((known.name, index, kind.of_all(&known.documents).copied()??)))
+            .collect();
+        all.sort_unstable();
+        let mut of_half = Self { half, texts: Vec::new(), owners: Vec::new(), local: None };
+        for (_, index, text) in all {
+            let place = of_half.texts.iter().position(|have| *have == text).unwrap_or_else(|| {
+                of_half.texts.push(text);
+                of_half.owners.push(index);
+                of_half.texts.len().saturating_sub(1)
+            });
+            if sources.local == Some(index) {
+                of_half.local = Some(place);
+            }
+        }
+        of_half
+    }
+
+    fn merge(&self, sources: &Sources<'_>) -> Result<Merged<'s>, MergeError> {
+        merge::merge(&merge::Sources {
+            half: self.half,
+            documents: &self.texts,
+            local: self.local,
+            is_local_matter: &|group, version| sources.exclusions.contain(group.as_bytes(), version.as_bytes()),
+            // One mark is enough, and the core group's document holds no other groups.
+            is_incomplete: sources.is_incomplete && self.half == Half::Groups,
+        })
+    }
+
+    /// The merge as it is served, and its tag: an apiserver's own if one says all.
+    fn aggregated(&self, merged: &Merged<'_>, sources: &Sources<'_>) -> (String, String) {
+        let Some(place) = merged.equals else {
+            let text = merged.to_text();
+            let etag = etag_of(&text);
+            return (text, etag);
+        };
+        let text = self.texts.get(place).copied().unwrap_or_default();
+        let owner = self.owners.get(place).and_then(|owner| sources.apiservers.get(*owner));
+        let etag = owner.and_then(|owner| Kind::of(self.half).of_all(&owner.etags).copied().flatten());
+        (text.to_owned(), etag.map_or_else(|| etag_of(text), str::to_owned))
+    }
+
+    /// The documents of the apiservers that may answer here, each read alone.
+    fn read_alone(&self) -> Result<Vec<Merged<'s>>, MergeError> {
+        let here = self.texts.iter().enumerate().filter(|(place, _)| self.local.is_none_or(|local| local == *place));
+        here.map(|(_, text)| {
+            merge::merge(&merge::Sources {
+                half: self.half,
+                documents: &[text],
+                local: None,
+                is_local_matter: &|_, _| false,
+                is_incomplete: false,
+            })
+        })
+        .collect()
+    }
+}
+
+/// Quoted upper-hex SHA-512 of the body: apiservers write their tags so, of other bytes.
+fn etag_of(text: &str) -> String {
+    use std::fmt::Write as _;
+    let mut etag = "\"".to_owned();
+    for byte in Sha512::digest(text) {
+        // Writing to a string does not fail.
+        let _written = write!(etag, "{byte:02X}");
+    }
+    etag + "\""
+}
+
+/// Legacy documents that are served in the place of an apiserver's own.
+#[derive(Default)]
+struct Replaced {
+    groups: Vec<(String, String)>,
+    group_versions: Vec<(String, String)>,
+}
+
+impl Replaced {
+    /// Adds what differs between the merge and any apiserver that may answer; whether a group has other versions.
+    fn compare(&mut self, merged: &Merged<'_>, sources: &HalfSources<'_>) -> Result<bool, MergeError> {
+        let own = sources.read_alone()?;
+        let own: Vec<HashMap<&str, &Group<'_>>> =
+            own.iter().map(|own| own.groups.iter().map(|group| (&*group.name, group)).collect()).collect();
+        let mut has_other_versions = false;
+        for group in &merged.groups {
+            let theirs: Vec<Option<&Group<'_>>> = own.iter().map(|own| own.get(&*group.name).copied()).collect();
+            let has_same_versions = |theirs: &Option<&Group<'_>>| {
+                theirs.is_some_and(|theirs| {
+                    theirs.versions.len() == group.versions.len()
+                        && theirs.versions.iter().zip(&group.versions).all(|(theirs, ours)| theirs.name == ours.name)
+                })
+            };
+            if !theirs.iter().all(has_same_versions) {
+                has_other_versions = true;
+                self.groups.extend(legacy::group(group).map(|text| (group.name.clone().into_owned(), text)));
+            }
+            for version in &group.versions {
+                let is_the_same = |theirs: &Option<&Group<'_>>| {
+                    let mut versions = theirs.iter().flat_map(|theirs| &theirs.versions);
+                    versions.any(|theirs| theirs.name == version.name && theirs.resources == version.resources)
+                };
+                if theirs.iter().all(is_the_same) {
+                    continue;
+                }
+                let text = match &version.resources {
+                    Some(resources) => legacy::resource_list(&group.name, &version.name, resources),
+                    None => Some(String::new()),
+                };
+                self.group_versions.extend(text.map(|text| (legacy::group_version(&group.name, &version.name), text)));
+            }
+        }
+        Ok(has_other_versions)
+    }
+}
+
+fn open_api_root(sources: &Sources<'_>) -> Option<MergedRoot> {
+    let mut roots: Vec<_> = sources
+        .apiservers
+        .iter()
+        .enumerate()
+        .filter_map(|(index, known)| {
+            let text = Kind::OpenApi.of_all(&known.documents).copied()??;
+            Some((known.name, (index, Root::parse(text).ok()?)))
+        })
+        .collect();
+    roots.sort_by_key(|(name, _)| *name);
+    let roots: Vec<_> = roots.into_iter().map(|(_, root)| root).collect();
+    let mut types: HashMap<(&[u8], &[u8], usize), usize> = HashMap::new();
+    for ([group, version, ..], listing) in sources.table.iter() {
+        for apiserver in listing.servers.iter() {
+            let count = types.entry((group, version, apiserver)).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+    let local = sources.local.filter(|local| roots.iter().any(|(index, _)| index == local));
+    let rank = |key: &str, apiserver: usize| {
+        let Some((group, version)) = open_api::group_version(key) else { return Some(0) };
+        let (group, version) = (group.as_bytes(), version.as_bytes());
+        match local {
+            Some(local) if local != apiserver && sources.exclusions.contain(group, version) => None,
+            _ => Some(types.get(&(group, version, apiserver)).copied().unwrap_or_default()),
+        }
+    };
+    if roots.is_empty() { None } else { open_api::merge(&roots, local, rank) }
+}
