@@ -3,6 +3,7 @@
 
 pub mod api_services;
 pub mod document;
+pub mod json;
 pub mod legacy;
 pub mod merge;
 pub mod negotiate;

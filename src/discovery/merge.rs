@@ -5,16 +5,12 @@
 //! nobody here knows survive, and what is equal everywhere stays as its apiserver wrote it.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
-use serde_json::value::RawValue;
-
-use crate::discovery::document::{Half, MAX_REASON_CHARS};
+use crate::discovery::document::Half;
+use crate::discovery::json::{
+    Members, Mention, Named, ShapeError, Text, all_alike, are_same, mentions_by_name, sorted_names, unique_names,
+};
 use crate::discovery::order::in_common_order;
-use crate::quote::clipped;
 
 /// Group that stands last in a merge that may lack something. Its one version is stale, on which clients know that they do
 /// not see everything: the namespace controller waits, kubectl goes on with what there is.
@@ -68,20 +64,6 @@ pub struct Version<'d> {
     text: Cow<'d, str>,
 }
 
-/// A document that cannot be merged. Good documents can.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a document cannot be merged: {reason}")]
-pub struct MergeError {
-    /// Where and why, clipped.
-    reason: String,
-}
-
-impl From<serde_json::Error> for MergeError {
-    fn from(error: serde_json::Error) -> Self {
-        Self { reason: clipped(&error.to_string(), MAX_REASON_CHARS) }
-    }
-}
-
 /// Merges documents.
 ///
 /// As Kubernetes does: groups, versions and resources are united in [a common order](in_common_order), groups over all
@@ -95,16 +77,18 @@ impl From<serde_json::Error> for MergeError {
 /// such groups.
 ///
 /// # Errors
-/// See [`MergeError`].
-pub fn merge<'d>(sources: &Sources<'_, 'd>) -> Result<Merged<'d>, MergeError> {
-    let lists = sources.documents.iter().map(|text| groups_of(text, sources.half)).collect::<Result<Vec<_>, _>>()?;
+/// [`ShapeError`]: a document is none.
+pub fn merge<'d>(sources: &Sources<'_, 'd>) -> Result<Merged<'d>, ShapeError> {
+    let mut lists = Vec::with_capacity(sources.documents.len());
+    for text in sources.documents {
+        lists.push(groups_of(text, sources.half)?);
+    }
     let names: Vec<_> = lists.iter().map(|list| unique_names(list)).collect();
-    let entries_of = entries_by_name(&lists);
+    let mentions_of = mentions_by_name(&lists);
     let mut groups = Vec::new();
-    for entries in in_common_order(&names).into_iter().filter_map(|name| entries_of.get(name)) {
-        let documents: BTreeSet<_> = entries.iter().map(|entry| entry.list).collect();
-        let is_listed_by_all = documents.len() == lists.len();
-        let group = merge_group(entries, sources)?;
+    for mentions in in_common_order(&names).into_iter().filter_map(|name| mentions_of.get(name)) {
+        let is_listed_by_all = (0..lists.len()).all(|list| mentions.iter().any(|mention| mention.list == list));
+        let group = merge_group(mentions, sources)?;
         groups.extend(group.filter(|group| is_listed_by_all || !group.versions.is_empty()));
     }
     if sources.is_incomplete {
@@ -129,136 +113,50 @@ impl Merged<'_> {
     }
 }
 
-/// An element of a list, and what it is called.
-#[derive(Debug)]
-struct Named<'d> {
-    name: Cow<'d, str>,
-    text: &'d str,
-}
-
-/// One mention of a thing. Who lists it twice has two entries.
-#[derive(Debug)]
-struct Entry<'l, 'd> {
-    /// The place of its list among those that are merged.
-    list: usize,
-    named: &'l Named<'d>,
-}
-
-/// The members of a JSON object in their order, each with its text.
-#[derive(Debug, Default)]
-struct Members<'d>(Vec<(Cow<'d, str>, &'d str)>);
-
-/// Text that borrows from the document unless something in it is escaped.
-#[derive(serde::Deserialize)]
-struct Text<'d>(#[serde(borrow)] Cow<'d, str>);
-
-impl<'de: 'd, 'd> Deserialize<'de> for Members<'d> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Members<'de>;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
-                    members.push((name, value.get()));
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(InOrder)
-    }
-}
-
-impl<'d> Members<'d> {
-    fn parse(text: &'d str) -> Result<Self, MergeError> {
-        Ok(serde_json::from_str(text)?)
-    }
-
-    /// Text of a member; `None` also where it is null. Of doubles the last counts, as for Go.
-    fn get(&self, name: &str) -> Option<&'d str> {
-        let found = self.0.iter().rev().find(|(have, _)| have == name);
-        found.map(|(_, text)| *text).filter(|text| *text != "null")
-    }
-}
-
-/// The elements of the list in a text, with the member that names each; those without a name are left out.
-fn named_list<'d>(list: Option<&'d str>, member: &str) -> Result<Vec<Named<'d>>, MergeError> {
-    named_list_by(list, |element| Ok(element.get(member)))
-}
-
-fn named_list_by<'d>(
-    list: Option<&'d str>,
-    name_of: impl Fn(&Members<'d>) -> Result<Option<&'d str>, MergeError>,
-) -> Result<Vec<Named<'d>>, MergeError> {
-    let Some(list) = list else { return Ok(Vec::new()) };
-    let elements: Vec<&'d RawValue> = serde_json::from_str(list)?;
-    let mut named = Vec::with_capacity(elements.len());
-    for text in elements.into_iter().map(RawValue::get) {
-        if let Some(name) = name_of(&Members::parse(text)?)? {
-            let Text(name) = serde_json::from_str(name)?;
-            named.push(Named { name, text });
-        }
-    }
-    Ok(named)
-}
-
 /// The groups of a document that belong to its half.
-fn groups_of(text: &str, half: Half) -> Result<Vec<Named<'_>>, MergeError> {
-    let mut groups = named_list_by(Members::parse(text)?.get("items"), |group| {
-        let metadata = group.get("metadata").map(Members::parse).transpose()?;
-        // The core group has no name.
-        Ok(metadata.and_then(|metadata| metadata.get("name")).or(Some("\"\"")))
-    })?;
+fn groups_of(text: &str, half: Half) -> Result<Vec<Named<'_>>, ShapeError> {
+    // The core group has no name.
+    let mut groups = Members::parse(text)?.list("items", &["metadata", "name"], Some(""))?;
     groups.retain(|group| Half::of_group(group.name.as_bytes()) == half);
     Ok(groups)
 }
 
-/// The names of a list, each at the place where it stands first.
-fn unique_names<'n>(list: &'n [Named<'_>]) -> Vec<&'n str> {
-    let mut seen = BTreeSet::new();
-    list.iter().map(|named| &*named.name).filter(|name| seen.insert(*name)).collect()
-}
-
-/// All entries of each name, in the order of the lists.
-fn entries_by_name<'l, 'd>(lists: &'l [Vec<Named<'d>>]) -> BTreeMap<&'l str, Vec<Entry<'l, 'd>>> {
-    let mut entries: BTreeMap<&str, Vec<_>> = BTreeMap::new();
-    for (list, elements) in lists.iter().enumerate() {
-        for named in elements {
-            entries.entry(&named.name).or_default().push(Entry { list, named });
-        }
+/// The lists in a member of several objects.
+fn lists_of<'d>(objects: &[Members<'d>], member: &str, name: &str) -> Result<Vec<Vec<Named<'d>>>, ShapeError> {
+    let mut lists = Vec::with_capacity(objects.len());
+    for object in objects {
+        lists.push(object.list(member, &[name], None)?);
     }
-    entries
+    Ok(lists)
 }
 
-/// The entries of each name; names in the order of one list united with the next, and so on. With three lists that is
+/// The mentions of each name; names in the order of one list united with the next, and so on. With three lists that is
 /// another order than that of all at once, and it is Kubernetes'.
-fn folded<'l, 'd>(lists: &'l [Vec<Named<'d>>]) -> impl Iterator<Item = Vec<Entry<'l, 'd>>> {
+fn folded<'l, 'd>(lists: &'l [Vec<Named<'d>>]) -> Vec<Vec<Mention<'l, 'd>>> {
     let order = lists.iter().fold(Vec::new(), |order, list| in_common_order(&[order, unique_names(list)]));
-    let mut entries = entries_by_name(lists);
-    order.into_iter().filter_map(move |name| entries.remove(name))
+    let mut mentions = mentions_by_name(lists);
+    order.into_iter().filter_map(|name| mentions.remove(name)).collect()
+}
+
+fn texts_of<'d>(mentions: &[Mention<'_, 'd>]) -> Vec<&'d str> {
+    mentions.iter().map(|mention| mention.named.text).collect()
 }
 
 /// `None` if nothing is left of it.
-fn merge_group<'d>(entries: &[Entry<'_, 'd>], sources: &Sources<'_, 'd>) -> Result<Option<Group<'d>>, MergeError> {
-    let Some(name) = entries.first().map(|entry| entry.named.name.clone()) else { return Ok(None) };
-    let texts: Vec<_> = entries.iter().map(|entry| entry.named.text).collect();
-    let parsed = texts.iter().map(|text| Members::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let lists =
-        parsed.iter().map(|group| named_list(group.get("versions"), "version")).collect::<Result<Vec<_>, _>>()?;
+fn merge_group<'d>(mentions: &[Mention<'_, 'd>], sources: &Sources<'_, 'd>) -> Result<Option<Group<'d>>, ShapeError> {
+    let Some(name) = mentions.first().map(|mention| mention.named.name.clone()) else { return Ok(None) };
+    let texts = texts_of(mentions);
+    let parsed = Members::parse_all(&texts)?;
+    let lists = lists_of(&parsed, "versions", "version")?;
     let mut versions = Vec::new();
-    for mut mentions in folded(&lists) {
+    for mut listed in folded(&lists) {
         if let Some(local) = sources.local
-            && mentions.first().is_some_and(|first| (sources.is_local_matter)(&name, &first.named.name))
+            && listed.first().is_some_and(|first| (sources.is_local_matter)(&name, &first.named.name))
         {
-            let is_local = |list: usize| entries.get(list).is_some_and(|entry| entry.list == local);
-            mentions.retain(|mention| is_local(mention.list));
+            let is_local = |place: usize| mentions.get(place).is_some_and(|mention| mention.list == local);
+            listed.retain(|version| is_local(version.list));
         }
-        versions.extend(merge_version(&mentions)?);
+        versions.extend(merge_version(&listed)?);
     }
     if versions.is_empty() && lists.iter().any(|list| !list.is_empty()) {
         return Ok(None);
@@ -269,17 +167,19 @@ fn merge_group<'d>(entries: &[Entry<'_, 'd>], sources: &Sources<'_, 'd>) -> Resu
 }
 
 /// `None` if nothing is left of it.
-fn merge_version<'d>(entries: &[Entry<'_, 'd>]) -> Result<Option<Version<'d>>, MergeError> {
-    let Some(name) = entries.first().map(|entry| entry.named.name.clone()) else { return Ok(None) };
-    let texts: Vec<_> = entries.iter().map(|entry| entry.named.text).collect();
-    let parsed = texts.iter().map(|text| Members::parse(text)).collect::<Result<Vec<_>, _>>()?;
+fn merge_version<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Option<Version<'d>>, ShapeError> {
+    let Some(name) = mentions.first().map(|mention| mention.named.name.clone()) else { return Ok(None) };
+    let texts = texts_of(mentions);
+    let parsed = Members::parse_all(&texts)?;
     if let Some((text, version)) = texts.first().zip(parsed.first()).filter(|_| are_same(&texts)) {
         let resources = version.get("resources").map(Cow::Borrowed);
         return Ok(Some(Version { name, resources, text: Cow::Borrowed(text) }));
     }
-    let lists =
-        parsed.iter().map(|version| named_list(version.get("resources"), "resource")).collect::<Result<Vec<_>, _>>()?;
-    let list = folded(&lists).map(|entries| merge_resource(&entries)).collect::<Result<Vec<_>, _>>()?;
+    let lists = lists_of(&parsed, "resources", "resource")?;
+    let mut list = Vec::new();
+    for mentions in folded(&lists) {
+        list.push(merge_resource(&mentions)?);
+    }
     let resources = (!list.is_empty()).then(|| format!("[{}]", list.join(",")));
     let freshness = parsed.iter().map(|version| version.get("freshness")).max_by_key(|freshness| match freshness {
         Some("\"Current\"") => 2,
@@ -293,20 +193,20 @@ fn merge_version<'d>(entries: &[Entry<'_, 'd>]) -> Result<Option<Version<'d>>, M
 }
 
 /// The text of a resource.
-fn merge_resource<'d>(entries: &[Entry<'_, 'd>]) -> Result<Cow<'d, str>, MergeError> {
+fn merge_resource<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Cow<'d, str>, ShapeError> {
     const ORDER: [&str; 8] =
         ["resource", "responseKind", "scope", "singularResource", "verbs", "shortNames", "categories", "subresources"];
-    let texts: Vec<_> = entries.iter().map(|entry| entry.named.text).collect();
+    let texts = texts_of(mentions);
     if let Some(first) = all_alike(&texts) {
         return Ok(Cow::Borrowed(first));
     }
-    let parsed = texts.iter().map(|text| Members::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    let lists = parsed
-        .iter()
-        .map(|resource| named_list(resource.get("subresources"), "subresource"))
-        .collect::<Result<Vec<_>, _>>()?;
-    let subresources = entries_by_name(&lists).into_values().map(|entries| merge_subresource(&entries));
-    let subresources = subresources.collect::<Result<Vec<_>, _>>()?;
+    let parsed = Members::parse_all(&texts)?;
+    let lists = lists_of(&parsed, "subresources", "subresource")?;
+    let mentions_of = mentions_by_name(&lists);
+    let mut subresources = Vec::new();
+    for name in sorted_names(lists.iter().flatten().map(|named| &*named.name)) {
+        subresources.push(merge_subresource(mentions_of.get(name).map(Vec::as_slice).unwrap_or_default())?);
+    }
     let mut united = Vec::new();
     united.extend(united_verbs(&parsed).map(|verbs| ("verbs", Some(verbs))));
     if !subresources.is_empty() {
@@ -316,12 +216,12 @@ fn merge_resource<'d>(entries: &[Entry<'_, 'd>]) -> Result<Cow<'d, str>, MergeEr
 }
 
 /// The text of a subresource.
-fn merge_subresource<'d>(entries: &[Entry<'_, 'd>]) -> Result<Cow<'d, str>, MergeError> {
-    let texts: Vec<_> = entries.iter().map(|entry| entry.named.text).collect();
+fn merge_subresource<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Cow<'d, str>, ShapeError> {
+    let texts = texts_of(mentions);
     if let Some(first) = all_alike(&texts) {
         return Ok(Cow::Borrowed(first));
     }
-    let parsed = texts.iter().map(|text| Members::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let parsed = Members::parse_all(&texts)?;
     let united: Vec<_> = united_verbs(&parsed).map(|verbs| ("verbs", Some(verbs))).into_iter().collect();
     Ok(as_written(&texts, unite(&parsed, &["subresource", "responseKind", "acceptedTypes", "verbs"], &united)))
 }
@@ -330,21 +230,8 @@ fn merge_subresource<'d>(entries: &[Entry<'_, 'd>]) -> Result<Cow<'d, str>, Merg
 fn united_verbs(things: &[Members<'_>]) -> Option<String> {
     let lists = things.iter().filter_map(|thing| serde_json::from_str::<Vec<Text<'_>>>(thing.get("verbs")?).ok());
     let lists: Vec<_> = lists.collect();
-    let verbs: BTreeSet<&str> = lists.iter().flatten().map(|Text(verb)| &**verb).collect();
+    let verbs = sorted_names(lists.iter().flatten().map(|Text(verb)| &**verb));
     if verbs.is_empty() { None } else { serde_json::to_string(&verbs).ok() }
-}
-
-fn are_same(texts: &[&str]) -> bool {
-    texts.windows(2).all(|pair| matches!(pair, [a, b] if a == b))
-}
-
-/// The first of several texts that are the same JSON.
-fn all_alike<'d>(texts: &[&'d str]) -> Option<&'d str> {
-    let (first, others) = texts.split_first()?;
-    let parse = |text| serde_json::from_str::<Value>(text).ok();
-    let is_alike = are_same(texts)
-        || parse(first).is_some_and(|first| others.iter().all(|other| parse(other).as_ref() == Some(&first)));
-    is_alike.then_some(first)
 }
 
 /// What was made, in the words of one of those it was made from if that says the same.
@@ -357,9 +244,9 @@ fn as_written<'d>(texts: &[&'d str], made: String) -> Cow<'d, str> {
 /// null there. `order` tells how Kubernetes orders the members that it knows; others follow.
 fn unite(things: &[Members<'_>], order: &[&str], united: &[(&str, Option<String>)]) -> String {
     let mut names: Vec<&str> = order.to_vec();
-    for (name, _) in things.iter().flat_map(|thing| &thing.0) {
-        if !names.contains(&&**name) {
-            names.push(name);
+    for member in things.iter().flat_map(|thing| &thing.0) {
+        if !names.contains(&&*member.name) {
+            names.push(&member.name);
         }
     }
     let mut members = Vec::new();
@@ -367,7 +254,7 @@ fn unite(things: &[Members<'_>], order: &[&str], united: &[(&str, Option<String>
         let value = match united.iter().find(|(have, _)| *have == name) {
             Some((_, value)) => value.as_deref(),
             None => things.iter().find_map(|thing| thing.get(name)).or_else(|| {
-                let is_null = things.iter().any(|thing| thing.0.iter().any(|(have, _)| have == name));
+                let is_null = things.iter().any(|thing| thing.0.iter().any(|member| member.name == name));
                 is_null.then_some("null")
             }),
         };
@@ -390,6 +277,8 @@ mod tests {
     use super::*;
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]
     use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    use serde_json::Value;
 
     /// Results of Kubernetes' own peer-aggregated discovery (see `tests/vectors/README.md`).
     const VECTORS: &str = include_str!("../../tests/vectors/merge.jsonl");

@@ -3,14 +3,7 @@
 //! Each entry holds the address of one document with a hash of its bytes, so that clients can keep it for ever. A merged
 //! root names for each document the address that one apiserver gave, and the filter sends who asks for it there.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-
-use crate::discovery::document::MAX_REASON_CHARS;
-use crate::quote::clipped;
+use crate::discovery::json::{Members, ShapeError, mentions_by_name, sorted_names};
 
 /// Where an apiserver serves the root.
 pub const PATH: &str = "/openapi/v3";
@@ -19,15 +12,11 @@ pub const PATH: &str = "/openapi/v3";
 pub const CONTENT_TYPE: &str = "text/plain; charset=utf-8";
 
 /// A root as one apiserver gave it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub struct Root<'d> {
-    #[serde(borrow)]
-    paths: BTreeMap<Key<'d>, &'d RawValue>,
+    /// Entries by keys such as `apis/apps/v1`, `api/v1` or `version`.
+    paths: Members<'d>,
 }
-
-/// Such as `apis/apps/v1`, `api/v1` or `version`.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Clone, Serialize, Deserialize)]
-struct Key<'d>(#[serde(borrow)] Cow<'d, str>);
 
 /// A root of several, and who gave which entry.
 #[derive(Debug)]
@@ -38,21 +27,14 @@ pub struct MergedRoot {
     pub elsewhere: Vec<(String, Vec<usize>)>,
 }
 
-/// Bodies that are no roots.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the root of OpenAPI v3 cannot be read: {reason}")]
-pub struct RootError {
-    /// Where and why, clipped.
-    reason: String,
-}
-
 impl<'d> Root<'d> {
     /// Reads a body.
     ///
     /// # Errors
-    /// See [`RootError`].
-    pub fn parse(text: &'d str) -> Result<Self, RootError> {
-        serde_json::from_str(text).map_err(|error| RootError { reason: clipped(&error.to_string(), MAX_REASON_CHARS) })
+    /// [`ShapeError`]: it is none.
+    pub fn parse(text: &'d str) -> Result<Self, ShapeError> {
+        let paths = Members::parse(Members::parse(text)?.get("paths").unwrap_or_default())?;
+        Ok(Self { paths })
     }
 }
 
@@ -61,33 +43,39 @@ impl<'d> Root<'d> {
 /// come from there. Among equals `local` counts first, then the order of `roots`. `local` is `None` in a gateway, where
 /// nobody knows who would answer, so that requests are sent to the one that was chosen unless all have the same entry.
 pub fn merge(
-    roots: &[(usize, Root<'_>)],
+    roots: Vec<(usize, Root<'_>)>,
     local: Option<usize>,
     rank: impl Fn(&str, usize) -> Option<usize>,
 ) -> Option<MergedRoot> {
-    let mut listed: BTreeMap<&Key<'_>, Vec<(usize, &RawValue)>> = BTreeMap::new();
-    for (apiserver, root) in roots {
-        for (key, entry) in &root.paths {
-            listed.entry(key).or_default().push((*apiserver, entry));
-        }
-    }
-    let mut paths = BTreeMap::new();
+    let (apiservers, lists): (Vec<_>, Vec<_>) =
+        roots.into_iter().map(|(apiserver, root)| (apiserver, root.paths.0)).unzip();
+    let mentions_of = mentions_by_name(&lists);
+    let mut paths = Vec::new();
     let mut elsewhere = Vec::new();
-    for (key, entries) in listed {
-        let ranked = entries.iter().filter_map(|entry| Some((rank(&key.0, entry.0)?, entry)));
-        let Some(best) = ranked.clone().map(|(rank, _)| rank).max() else { continue };
-        let mut chosen: Vec<_> = ranked.filter(|(rank, _)| *rank == best).map(|(_, entry)| *entry).collect();
-        chosen.sort_by_key(|(apiserver, _)| Some(*apiserver) != local);
+    for key in sorted_names(lists.iter().flatten().map(|named| &*named.name)) {
+        let entries: Vec<(usize, &str)> = mentions_of
+            .get(key)
+            .into_iter()
+            .flatten()
+            .filter_map(|mention| Some((*apiservers.get(mention.list)?, mention.named.text)))
+            .collect();
+        let ranked: Vec<_> = entries.iter().filter_map(|entry| Some((rank(key, entry.0)?, entry))).collect();
+        let best = ranked.iter().map(|(rank, _)| *rank).max();
+        let mut chosen: Vec<_> =
+            ranked.iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, entry)| **entry).collect();
+        if let Some(place) = chosen.iter().position(|(apiserver, _)| Some(*apiserver) == local) {
+            let ours = chosen.remove(place);
+            chosen.insert(0, ours);
+        }
         let Some((first, entry)) = chosen.first().copied() else { continue };
         let is_the_same_everywhere =
-            entries.len() == roots.len() && entries.iter().all(|(_, other)| other.get() == entry.get());
+            entries.len() == apiservers.len() && entries.iter().all(|(_, other)| *other == entry);
         if local.map_or(!is_the_same_everywhere, |local| local != first) {
-            elsewhere.push((key.0.clone().into_owned(), chosen.iter().map(|(apiserver, _)| *apiserver).collect()));
+            elsewhere.push((key.to_owned(), chosen.iter().map(|(apiserver, _)| *apiserver).collect()));
         }
-        paths.insert(key.clone(), entry);
+        paths.push(format!("{}:{entry}", serde_json::to_string(key).ok()?));
     }
-    let text = serde_json::to_string(&Root { paths }).ok()?;
-    Some(MergedRoot { text, elsewhere })
+    Some(MergedRoot { text: format!("{{\"paths\":{{{}}}}}", paths.join(",")), elsewhere })
 }
 
 /// The group and version of a key, empty for the core group; `None` if it is not a group-version's.
@@ -138,7 +126,7 @@ mod tests {
         ] {
             let texts: Vec<_> = roots.iter().map(|entries| root(entries)).collect();
             let parsed: Vec<_> = texts.iter().map(|text| Root::parse(text).unwrap()).enumerate().collect();
-            let merged = merge(&parsed, local, |key, apiserver| rank(roots, key, apiserver)).unwrap();
+            let merged = merge(parsed, local, |key, apiserver| rank(roots, key, apiserver)).unwrap();
             assert_eq!(merged.text, root(expected), "{why}");
             let described = merged.elsewhere.iter().map(|(key, apiservers)| {
                 format!("{key}:{}", apiservers.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
@@ -150,7 +138,7 @@ mod tests {
     #[test]
     fn a_recorded_root_alone_stays_as_it_is() {
         let recorded = include_str!("../../tests/fixtures/discovery/1.37.2/openapi-v3-root.json");
-        let merged = merge(&[(0, Root::parse(recorded).unwrap())], Some(0), |_, _| Some(0)).unwrap();
+        let merged = merge(vec![(0, Root::parse(recorded).unwrap())], Some(0), |_, _| Some(0)).unwrap();
         assert_eq!(merged.text, recorded);
         assert!(Root::parse("{}").is_err() && Root::parse("{\"paths\":[]}").is_err(), "no root");
     }

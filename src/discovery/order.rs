@@ -1,6 +1,9 @@
 //! One order out of several: the one in which merged groups, versions and resources stand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::discovery::json::sorted_names;
 
 /// All names of all lists, each once, in an order that keeps what the lists agree on; where they say nothing, by bytes.
 /// The order means something to clients: the first version of a group is the preferred one, and a kind without a group is
@@ -9,33 +12,36 @@ use std::collections::{BTreeMap, BTreeSet};
 /// If a list holds all names already, the first such list is taken as it is. If the lists contradict each other, all names
 /// stand by their bytes. Both as in Kubernetes' own peer-aggregated discovery. No list may hold a name twice.
 pub(super) fn in_common_order<'n>(lists: &[Vec<&'n str>]) -> Vec<&'n str> {
-    let names: BTreeSet<&str> = lists.iter().flatten().copied().collect();
+    let names = sorted_names(lists.iter().flatten().copied());
     if let Some(complete) = lists.iter().find(|list| list.len() == names.len()) {
         return complete.clone();
     }
+    let rank = |name: &&str| names.binary_search(name).unwrap_or_default();
+    let mut followers: Vec<Vec<usize>> = vec![Vec::new(); names.len()];
+    let mut waits_for: Vec<usize> = vec![0; names.len()];
     // Edges between neighbours say the same as edges between all that stand in one list.
-    let mut followers: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (before, after) in lists.iter().flat_map(|list| list.iter().zip(list.iter().skip(1))) {
-        followers.entry(before).or_default().insert(after);
+        let after = rank(after);
+        if let (Some(followers), Some(count)) = (followers.get_mut(rank(before)), waits_for.get_mut(after)) {
+            followers.push(after);
+            *count = count.saturating_add(1);
+        }
     }
-    let mut waits_for: BTreeMap<&str, usize> = BTreeMap::new();
-    for after in followers.values().flatten() {
-        let count = waits_for.entry(after).or_default();
-        *count = count.saturating_add(1);
-    }
-    let mut ready: BTreeSet<_> = names.iter().copied().filter(|name| !waits_for.contains_key(name)).collect();
+    let mut ready: BinaryHeap<Reverse<usize>> = BinaryHeap::new();
+    let free = waits_for.iter().enumerate().filter(|(_, count)| **count == 0);
+    free.for_each(|(rank, _)| ready.push(Reverse(rank)));
     let mut ordered = Vec::with_capacity(names.len());
-    while let Some(next) = ready.pop_first() {
-        ordered.push(next);
+    while let Some(Reverse(next)) = ready.pop() {
+        ordered.extend(names.get(next));
         for follower in followers.get(next).into_iter().flatten() {
-            let Some(count) = waits_for.get_mut(follower) else { continue };
+            let Some(count) = waits_for.get_mut(*follower) else { continue };
             *count = count.saturating_sub(1);
             if *count == 0 {
-                ready.insert(follower);
+                ready.push(Reverse(*follower));
             }
         }
     }
-    if ordered.len() == names.len() { ordered } else { names.into_iter().collect() }
+    if ordered.len() == names.len() { ordered } else { names }
 }
 
 #[cfg(test)]

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
 use crate::discovery::document::Half;
+use crate::discovery::json::ShapeError;
 use crate::discovery::legacy;
-use crate::discovery::merge::{self, Group, MergeError, Merged};
+use crate::discovery::merge::{self, Group, Merged};
 use crate::discovery::open_api::{self, MergedRoot, Root};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::Exclusions;
@@ -69,17 +70,17 @@ pub struct ClusterDiscovery<'s> {
     group_list: &'s str,
     /// `/api` in legacy form, unless the apiserver's own is right.
     versions: Option<&'s str>,
-    /// `/apis/GROUP`, by the group's name, where the apiserver's own is not right. Sorted.
+    /// `/apis/GROUP`, by the group's name, where the apiserver's own is not right.
     #[serde(borrow)]
     groups: Vec<(&'s str, &'s str)>,
     /// `/apis/GROUP/VERSION` and `/api/VERSION`, by `GROUP/VERSION` or `VERSION`, where the apiserver's own is not right.
-    /// Empty: nobody can tell just now. Sorted.
+    /// Empty: nobody can tell just now.
     #[serde(borrow)]
     group_versions: Vec<(&'s str, &'s str)>,
     /// `/openapi/v3`.
     #[serde(borrow)]
     open_api: Option<&'s str>,
-    /// Who has the schema document of a key, best first; only where it is not to be had here. Sorted.
+    /// Who has the schema document of a key, best first; only where it is not to be had here.
     #[serde(borrow)]
     elsewhere: Vec<(&'s str, Vec<u32>)>,
 }
@@ -101,8 +102,8 @@ pub struct Unreadable;
 /// Makes it, in the bytes to publish.
 ///
 /// # Errors
-/// See [`MergeError`].
-pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, MergeError> {
+/// [`ShapeError`]: a document cannot be merged.
+pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, ShapeError> {
     let [core, groups] = [Half::Core, Half::Groups].map(|half| HalfSources::of(half, sources));
     let (merged_core, merged_groups) = (core.merge(sources)?, groups.merge(sources)?);
     let (core_text, core_etag) = core.aggregated(&merged_core, sources);
@@ -111,8 +112,6 @@ pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, MergeError> {
     let core_versions = replaced.compare(&merged_core, &core)?.then(|| legacy::versions(&merged_core.groups)).flatten();
     replaced.compare(&merged_groups, &groups)?;
     replaced.groups.retain(|(name, _)| !name.is_empty());
-    replaced.groups.sort_unstable();
-    replaced.group_versions.sort_unstable();
     let open_api = open_api_root(sources);
     let elsewhere = open_api.iter().flat_map(|root| &root.elsewhere).map(|(key, apiservers)| {
         (key.as_str(), apiservers.iter().filter_map(|apiserver| u32::try_from(*apiserver).ok()).collect())
@@ -185,9 +184,18 @@ impl<'s> ClusterDiscovery<'s> {
     }
 }
 
-fn find<'l, V>(sorted: &'l [(&str, V)], name: &str) -> Option<&'l V> {
-    let place = sorted.binary_search_by(|(have, _)| (*have).cmp(name)).ok()?;
-    sorted.get(place).map(|(_, value)| value)
+/// Such requests are rare and such lists short: what differs between apiservers.
+fn find<'l, V>(list: &'l [(&str, V)], name: &str) -> Option<&'l V> {
+    list.iter().find(|(have, _)| *have == name).map(|(_, value)| value)
+}
+
+/// The apiservers that have a document of some kind, and its text, sorted by their names.
+fn in_order_of_names<'s>(sources: &Sources<'s>, kind: Kind) -> Vec<(usize, &'s str)> {
+    let all = sources.apiservers.iter().enumerate();
+    let mut all: Vec<(&str, usize, &str)> =
+        all.filter_map(|(index, known)| Some((known.name, index, kind.of_all(&known.documents).copied()??))).collect();
+    all.sort_unstable();
+    all.into_iter().map(|(_, index, text)| (index, text)).collect()
 }
 
 /// The documents of one half, sorted by the names of their apiservers, equal ones once.
@@ -202,16 +210,8 @@ struct HalfSources<'s> {
 
 impl<'s> HalfSources<'s> {
     fn of(half: Half, sources: &Sources<'s>) -> Self {
-        let kind = Kind::of(half);
-        let mut all: Vec<_> = sources
-            .apiservers
-            .iter()
-            .enumerate()
-            .filter_map(|(index, known)| Some((known.name, index, kind.of_all(&known.documents).copied()??)))
-            .collect();
-        all.sort_unstable();
         let mut of_half = Self { half, texts: Vec::new(), owners: Vec::new(), local: None };
-        for (_, index, text) in all {
+        for (index, text) in in_order_of_names(sources, Kind::of(half)) {
             let place = of_half.texts.iter().position(|have| *have == text).unwrap_or_else(|| {
                 of_half.texts.push(text);
                 of_half.owners.push(index);
@@ -224,7 +224,7 @@ impl<'s> HalfSources<'s> {
         of_half
     }
 
-    fn merge(&self, sources: &Sources<'_>) -> Result<Merged<'s>, MergeError> {
+    fn merge(&self, sources: &Sources<'_>) -> Result<Merged<'s>, ShapeError> {
         merge::merge(&merge::Sources {
             half: self.half,
             documents: &self.texts,
@@ -249,7 +249,7 @@ impl<'s> HalfSources<'s> {
     }
 
     /// The documents of the apiservers that may answer here, each read alone.
-    fn read_alone(&self) -> Result<Vec<Merged<'s>>, MergeError> {
+    fn read_alone(&self) -> Result<Vec<Merged<'s>>, ShapeError> {
         let here = self.texts.iter().enumerate().filter(|(place, _)| self.local.is_none_or(|local| local == *place));
         here.map(|(_, text)| {
             merge::merge(&merge::Sources {
@@ -284,7 +284,7 @@ struct Replaced {
 
 impl Replaced {
     /// Adds what differs between the merge and any apiserver that may answer; whether a group has other versions.
-    fn compare(&mut self, merged: &Merged<'_>, sources: &HalfSources<'_>) -> Result<bool, MergeError> {
+    fn compare(&mut self, merged: &Merged<'_>, sources: &HalfSources<'_>) -> Result<bool, ShapeError> {
         let own = sources.read_alone()?;
         let own: Vec<HashMap<&str, &Group<'_>>> =
             own.iter().map(|own| own.groups.iter().map(|group| (&*group.name, group)).collect()).collect();
@@ -321,17 +321,8 @@ impl Replaced {
 }
 
 fn open_api_root(sources: &Sources<'_>) -> Option<MergedRoot> {
-    let mut roots: Vec<_> = sources
-        .apiservers
-        .iter()
-        .enumerate()
-        .filter_map(|(index, known)| {
-            let text = Kind::OpenApi.of_all(&known.documents).copied()??;
-            Some((known.name, (index, Root::parse(text).ok()?)))
-        })
-        .collect();
-    roots.sort_by_key(|(name, _)| *name);
-    let roots: Vec<_> = roots.into_iter().map(|(_, root)| root).collect();
+    let roots = in_order_of_names(sources, Kind::OpenApi).into_iter();
+    let roots: Vec<_> = roots.filter_map(|(index, text)| Some((index, Root::parse(text).ok()?))).collect();
     let mut types: HashMap<(&[u8], &[u8], usize), usize> = HashMap::new();
     for ([group, version, ..], listing) in sources.table.iter() {
         for apiserver in listing.servers.iter() {
@@ -348,5 +339,5 @@ fn open_api_root(sources: &Sources<'_>) -> Option<MergedRoot> {
             _ => Some(types.get(&(group, version, apiserver)).copied().unwrap_or_default()),
         }
     };
-    if roots.is_empty() { None } else { open_api::merge(&roots, local, rank) }
+    if roots.is_empty() { None } else { open_api::merge(roots, local, rank) }
 }

@@ -3,7 +3,6 @@
 //! No VM keeps them: they are read when a merge is due. Apiservers of one version have the same body, which stands here
 //! once.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -94,9 +93,8 @@ impl<'s> Documents<'s> {
     /// A record of these.
     pub fn of(kept: impl Iterator<Item = Kept<'s>>) -> Self {
         let mut documents = Self::default();
-        let mut places = HashMap::new();
         for Kept { name, discovery_cluster, kind, version, body } in kept {
-            let place = *places.entry(body).or_insert_with(|| {
+            let place = documents.bodies.iter().position(|have| *have == body).unwrap_or_else(|| {
                 documents.bodies.push(body);
                 documents.bodies.len().saturating_sub(1)
             });

@@ -13,7 +13,8 @@ use foldhash::fast::FixedState;
 use crate::config::Config;
 use crate::discovery::api_services::{self, ApiServicesError, GroupVersionName};
 use crate::discovery::document::{self, Document, DocumentError, Half};
-use crate::discovery::open_api::{self, RootError};
+use crate::discovery::json::ShapeError;
+use crate::discovery::open_api;
 use crate::peers::backoff;
 use crate::peers::cluster_discovery::{self, Known, Stamp};
 use crate::peers::documents::{Documents, Kept, Kind};
@@ -208,8 +209,8 @@ pub enum PollError {
     #[error(transparent)]
     Document(#[from] DocumentError),
     /// A 200 that is no root of OpenAPI v3.
-    #[error(transparent)]
-    OpenApi(#[from] RootError),
+    #[error("the root of OpenAPI v3 is {0}")]
+    OpenApi(#[from] ShapeError),
     /// A 200 that is no list of APIServices.
     #[error(transparent)]
     ApiServices(#[from] ApiServicesError),
