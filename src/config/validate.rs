@@ -1,6 +1,5 @@
 //! The rules: raw keys in, a configuration that cannot be wrong out.
 
-use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -135,9 +134,9 @@ fn apiserver(index: usize, raw: RawApiserver) -> Result<Apiserver, ConfigError> 
 }
 
 fn names_are_unique(apiservers: &[Apiserver]) -> Result<(), ConfigError> {
-    let mut owners = BTreeMap::new();
     for (index, apiserver) in apiservers.iter().enumerate() {
-        if let Some(owner) = owners.insert(apiserver.name.as_str(), index) {
+        let mut before = apiservers.iter().take(index);
+        if let Some(owner) = before.position(|other| other.name == apiserver.name) {
             let problem = format!("{} is already the name of apiservers[{owner}]", quoted(&apiserver.name));
             return Err(ConfigError::conflict(&format!("apiservers[{index}].name"), problem));
         }
@@ -148,13 +147,13 @@ fn names_are_unique(apiservers: &[Apiserver]) -> Result<(), ConfigError> {
 /// Only `cluster` and `discoveryCluster` of one apiserver may be the same cluster.
 fn clusters_are_unique(apiservers: &[Apiserver]) -> Result<(), ConfigError> {
     const FRONT_PROXY: &str = "frontProxyCluster";
-    let mut owners: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    let mut owners: Vec<(&str, usize, &str)> = Vec::new();
     for (index, apiserver) in apiservers.iter().enumerate() {
         let front_proxy = apiserver.front_proxy_cluster.as_deref().map(|cluster| (FRONT_PROXY, cluster));
         let clusters = [("cluster", apiserver.cluster.as_str()), ("discoveryCluster", &apiserver.discovery_cluster)];
         for (key, cluster) in clusters.into_iter().chain(front_proxy) {
-            let Some((owner, owner_key)) = owners.get(cluster) else {
-                owners.insert(cluster, (index, key));
+            let Some((_, owner, owner_key)) = owners.iter().find(|(owned, ..)| *owned == cluster) else {
+                owners.push((cluster, index, key));
                 continue;
             };
             let trusted = key == FRONT_PROXY || *owner_key == FRONT_PROXY;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use crate::discovery::document::Half;
 use crate::discovery::json::{
-    Members, Mention, Named, ShapeError, Text, all_alike, are_same, mentions_by_name, sorted_names, unique_names,
+    Members, Mention, Named, ShapeError, Text, all_alike, mentions_by_name, quoted, sorted_names, unique_names,
 };
 use crate::discovery::order::in_common_order;
 
@@ -171,7 +171,7 @@ fn merge_version<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Option<Version<'d>>
     let Some(name) = mentions.first().map(|mention| mention.named.name.clone()) else { return Ok(None) };
     let texts = texts_of(mentions);
     let parsed = Members::parse_all(&texts)?;
-    if let Some((text, version)) = texts.first().zip(parsed.first()).filter(|_| are_same(&texts)) {
+    if let Some((text, version)) = all_alike(&texts).zip(parsed.first()) {
         let resources = version.get("resources").map(Cow::Borrowed);
         return Ok(Some(Version { name, resources, text: Cow::Borrowed(text) }));
     }
@@ -231,12 +231,13 @@ fn united_verbs(things: &[Members<'_>]) -> Option<String> {
     let lists = things.iter().filter_map(|thing| serde_json::from_str::<Vec<Text<'_>>>(thing.get("verbs")?).ok());
     let lists: Vec<_> = lists.collect();
     let verbs = sorted_names(lists.iter().flatten().map(|Text(verb)| &**verb));
-    if verbs.is_empty() { None } else { serde_json::to_string(&verbs).ok() }
+    let verbs: Vec<_> = verbs.into_iter().map(quoted).collect();
+    if verbs.is_empty() { None } else { Some(format!("[{}]", verbs.join(","))) }
 }
 
-/// What was made, in the words of one of those it was made from if that says the same.
+/// What was made, borrowed from one of those it was made from if that is the same.
 fn as_written<'d>(texts: &[&'d str], made: String) -> Cow<'d, str> {
-    let same = texts.iter().find(|text| all_alike(&[text, &made]).is_some());
+    let same = texts.iter().find(|text| **text == made);
     same.map_or(Cow::Owned(made), |text| Cow::Borrowed(text))
 }
 
@@ -258,9 +259,7 @@ fn unite(things: &[Members<'_>], order: &[&str], united: &[(&str, Option<String>
                 is_null.then_some("null")
             }),
         };
-        if let (Some(value), Ok(name)) = (value, serde_json::to_string(name)) {
-            members.push(format!("{name}:{value}"));
-        }
+        members.extend(value.map(|value| format!("{}:{value}", quoted(name))));
     }
     format!("{{{}}}", members.join(","))
 }

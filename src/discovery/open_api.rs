@@ -3,7 +3,7 @@
 //! Each entry holds the address of one document with a hash of its bytes, so that clients can keep it for ever. A merged
 //! root names for each document the address that one apiserver gave, and the filter sends who asks for it there.
 
-use crate::discovery::json::{Members, ShapeError, mentions_by_name, sorted_names};
+use crate::discovery::json::{Members, ShapeError, mentions_by_name, quoted, sorted_names};
 
 /// Where an apiserver serves the root.
 pub const PATH: &str = "/openapi/v3";
@@ -46,7 +46,7 @@ pub fn merge(
     roots: Vec<(usize, Root<'_>)>,
     local: Option<usize>,
     rank: impl Fn(&str, usize) -> Option<usize>,
-) -> Option<MergedRoot> {
+) -> MergedRoot {
     let (apiservers, lists): (Vec<_>, Vec<_>) =
         roots.into_iter().map(|(apiserver, root)| (apiserver, root.paths.0)).unzip();
     let mentions_of = mentions_by_name(&lists);
@@ -73,9 +73,9 @@ pub fn merge(
         if local.map_or(!is_the_same_everywhere, |local| local != first) {
             elsewhere.push((key.to_owned(), chosen.iter().map(|(apiserver, _)| *apiserver).collect()));
         }
-        paths.push(format!("{}:{entry}", serde_json::to_string(key).ok()?));
+        paths.push(format!("{}:{entry}", quoted(key)));
     }
-    Some(MergedRoot { text: format!("{{\"paths\":{{{}}}}}", paths.join(",")), elsewhere })
+    MergedRoot { text: format!("{{\"paths\":{{{}}}}}", paths.join(",")), elsewhere }
 }
 
 /// The group and version of a key, empty for the core group; `None` if it is not a group-version's.
@@ -126,7 +126,7 @@ mod tests {
         ] {
             let texts: Vec<_> = roots.iter().map(|entries| root(entries)).collect();
             let parsed: Vec<_> = texts.iter().map(|text| Root::parse(text).unwrap()).enumerate().collect();
-            let merged = merge(parsed, local, |key, apiserver| rank(roots, key, apiserver)).unwrap();
+            let merged = merge(parsed, local, |key, apiserver| rank(roots, key, apiserver));
             assert_eq!(merged.text, root(expected), "{why}");
             let described = merged.elsewhere.iter().map(|(key, apiservers)| {
                 format!("{key}:{}", apiservers.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_recorded_root_alone_stays_as_it_is() {
         let recorded = include_str!("../../tests/fixtures/discovery/1.37.2/openapi-v3-root.json");
-        let merged = merge(vec![(0, Root::parse(recorded).unwrap())], Some(0), |_, _| Some(0)).unwrap();
+        let merged = merge(vec![(0, Root::parse(recorded).unwrap())], Some(0), |_, _| Some(0));
         assert_eq!(merged.text, recorded);
         assert!(Root::parse("{}").is_err() && Root::parse("{\"paths\":[]}").is_err(), "no root");
     }

@@ -109,7 +109,7 @@ pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, ShapeError> {
     let (core_text, core_etag) = core.aggregated(&merged_core, sources);
     let (groups_text, groups_etag) = groups.aggregated(&merged_groups, sources);
     let mut replaced = Replaced::default();
-    let core_versions = replaced.compare(&merged_core, &core)?.then(|| legacy::versions(&merged_core.groups)).flatten();
+    let core_versions = replaced.compare(&merged_core, &core)?.then(|| legacy::versions(&merged_core.groups));
     replaced.compare(&merged_groups, &groups)?;
     replaced.groups.retain(|(name, _)| !name.is_empty());
     let open_api = open_api_root(sources);
@@ -122,7 +122,7 @@ pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, ShapeError> {
             Aggregated { text: &core_text, etag: &core_etag },
             Aggregated { text: &groups_text, etag: &groups_etag },
         ],
-        group_list: &legacy::group_list(&merged_groups.groups).unwrap_or_default(),
+        group_list: &legacy::group_list(&merged_groups.groups),
         versions: core_versions.as_deref(),
         groups: replaced.groups.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
         group_versions: replaced.group_versions.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
@@ -191,11 +191,14 @@ fn find<'l, V>(list: &'l [(&str, V)], name: &str) -> Option<&'l V> {
 
 /// The apiservers that have a document of some kind, and its text, sorted by their names.
 fn in_order_of_names<'s>(sources: &Sources<'s>, kind: Kind) -> Vec<(usize, &'s str)> {
-    let all = sources.apiservers.iter().enumerate();
-    let mut all: Vec<(&str, usize, &str)> =
-        all.filter_map(|(index, known)| Some((known.name, index, kind.of_all(&known.documents).copied()??))).collect();
-    all.sort_unstable();
-    all.into_iter().map(|(_, index, text)| (index, text)).collect()
+    let mut sorted: Vec<(usize, &str)> = Vec::new();
+    for (index, known) in sources.apiservers.iter().enumerate() {
+        let Some(text) = kind.of_all(&known.documents).copied().flatten() else { continue };
+        let name_of = |index: usize| sources.apiservers.get(index).map(|known| known.name);
+        let place = sorted.iter().position(|(other, _)| name_of(*other) > Some(known.name));
+        sorted.insert(place.unwrap_or(sorted.len()), (index, text));
+    }
+    sorted
 }
 
 /// The documents of one half, sorted by the names of their apiservers, equal ones once.
@@ -299,7 +302,7 @@ impl Replaced {
             };
             if !theirs.iter().all(has_same_versions) {
                 has_other_versions = true;
-                self.groups.extend(legacy::group(group).map(|text| (group.name.clone().into_owned(), text)));
+                self.groups.push((group.name.clone().into_owned(), legacy::group(group)));
             }
             for version in &group.versions {
                 let is_the_same = |theirs: &Option<&Group<'_>>| {
@@ -310,10 +313,10 @@ impl Replaced {
                     continue;
                 }
                 let text = match &version.resources {
-                    Some(resources) => legacy::resource_list(&group.name, &version.name, resources),
-                    None => Some(String::new()),
+                    Some(resources) => legacy::resource_list(&group.name, &version.name, resources)?,
+                    None => String::new(),
                 };
-                self.group_versions.extend(text.map(|text| (legacy::group_version(&group.name, &version.name), text)));
+                self.group_versions.push((legacy::group_version(&group.name, &version.name), text));
             }
         }
         Ok(has_other_versions)
@@ -339,5 +342,5 @@ fn open_api_root(sources: &Sources<'_>) -> Option<MergedRoot> {
             _ => Some(types.get(&(group, version, apiserver)).copied().unwrap_or_default()),
         }
     };
-    if roots.is_empty() { None } else { open_api::merge(roots, local, rank) }
+    if roots.is_empty() { None } else { Some(open_api::merge(roots, local, rank)) }
 }

@@ -66,10 +66,13 @@ impl Exclusions {
     }
 
     /// Takes over what somebody has learned. Of two entries with one name the first counts.
-    pub(super) fn adopt(&mut self, mut learned: Vec<Excluded>) {
-        learned.sort_by(|a, b| a.name.cmp(&b.name));
-        learned.dedup_by(|later, earlier| later.name == earlier.name);
-        self.learned = learned;
+    pub(super) fn adopt(&mut self, learned: Vec<Excluded>) {
+        self.learned.clear();
+        for excluded in learned {
+            if let Err(place) = self.learned.binary_search_by(|known| known.name.cmp(&excluded.name)) {
+                self.learned.insert(place, excluded);
+            }
+        }
     }
 }
 
