@@ -344,3 +344,172 @@ fn open_api_root(sources: &Sources<'_>) -> Option<MergedRoot> {
     };
     if roots.is_empty() { None } else { Some(open_api::merge(roots, local, rank)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(all(target_family = "wasm", target_os = "unknown"))]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    use serde_json::Value;
+
+    use crate::discovery::document::Document;
+    use crate::discovery::merge::INCOMPLETE_GROUP;
+    use crate::peers::table::Context;
+    use crate::testing::excluding;
+
+    macro_rules! recorded {
+        ($version:literal, $file:literal) => {
+            include_str!(concat!("../../tests/fixtures/discovery/", $version, "/", $file, ".json"))
+        };
+    }
+
+    const OLD: [&str; 3] =
+        [recorded!("1.34.4", "api.v2"), recorded!("1.34.4", "apis.v2"), recorded!("1.34.4", "openapi-v3-root")];
+    const NEW: [&str; 3] =
+        [recorded!("1.37.2", "api.v2"), recorded!("1.37.2", "apis.v2"), recorded!("1.37.2", "openapi-v3-root")];
+
+    const V2: &[u8] = b"application/json;g=apidiscovery.k8s.io;v=v2";
+
+    fn known<'s>(name: &'s str, documents: [&'s str; 3]) -> Known<'s> {
+        Known { name, documents: documents.map(Some), etags: [Some("\"core\""), Some("\"groups\"")] }
+    }
+
+    fn made(apiservers: Vec<Known<'_>>, local: Option<usize>, is_incomplete: bool) -> Vec<u8> {
+        let exclusions = excluding(&[]);
+        let mut table = Table::default();
+        for (index, known) in apiservers.iter().enumerate() {
+            for half in Half::ALL {
+                let text = Kind::of(half).of_all(&known.documents).copied().flatten().unwrap();
+                let document = Document::parse(half, V2, text).unwrap();
+                let context = Context { exclusions: &exclusions, now: Duration::ZERO };
+                table = table.with_document(index, half, &document, context);
+            }
+        }
+        let stamp = Stamp::default();
+        make(&Sources { apiservers, local, exclusions: &exclusions, table: &table, is_incomplete, stamp }).unwrap()
+    }
+
+    fn json(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn an_old_apiserver_shows_what_the_newest_says() {
+        let bytes = made(vec![known("cp-1", OLD), known("cp-2", NEW)], Some(0), false);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        let newest = Aggregated { text: NEW[1], etag: "\"groups\"" };
+        assert_eq!(discovery.aggregated(Half::Groups), newest, "its own bytes and its own tag");
+        assert_eq!(discovery.aggregated(Half::Core), Aggregated { text: NEW[0], etag: "\"core\"" });
+        assert_eq!(discovery.legacy(Half::Groups), Some(recorded!("1.37.2", "apis.legacy")));
+        assert_eq!(discovery.legacy(Half::Core), None, "the apiserver's own is right");
+        let (whole, changed, same) = ("storagemigration.k8s.io", "certificates.k8s.io", "apps");
+        assert_eq!(discovery.group(whole), Some(recorded!("1.37.2", "apis-storagemigration.k8s.io.legacy")));
+        assert_eq!((discovery.group(changed), discovery.group(same)), (None, None), "the same versions");
+        let names = |group: &str| {
+            let list = json(discovery.group_version(group, "v1")?);
+            let names = list["resources"].as_array().unwrap().iter().map(|resource| resource["name"].to_string());
+            Some(names.collect::<Vec<_>>().join(" "))
+        };
+        assert!(names(whole).unwrap().contains("\"storageversionmigrations/status\""));
+        assert!(names(changed).unwrap().contains("\"clustertrustbundles\""), "in a version that both have");
+        assert!(names("storage.k8s.io").unwrap().contains("\"csinodes/status\""), "a subresource alone");
+        assert_eq!((names(same), names("")), (None, None), "the apiserver's own is right");
+    }
+
+    #[test]
+    fn the_newest_apiserver_is_left_as_it_is() {
+        let bytes = made(vec![known("cp-1", OLD), known("cp-2", NEW)], Some(1), false);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        assert_eq!(discovery.aggregated(Half::Groups).text, NEW[1]);
+        assert_eq!((discovery.groups.len(), discovery.group_versions.len()), (0, 0));
+        assert_eq!(discovery.elsewhere, [], "it has all schemas");
+        assert_eq!(json(discovery.open_api().unwrap()), json(NEW[2]));
+    }
+
+    #[test]
+    fn all_nodes_say_the_same_whatever_the_order_of_the_configuration() {
+        let all = recorded!("1.37.2-api-all", "apis.v2");
+        let most = [NEW[0], all, NEW[2]];
+        let of_node = |apiservers, local| {
+            let bytes = made(apiservers, Some(local), false);
+            let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+            Half::ALL
+                .map(|half| discovery.aggregated(half))
+                .map(|document| (document.text.to_owned(), document.etag.to_owned()))
+        };
+        let first = of_node(vec![known("cp-1", OLD), known("cp-2", most)], 0);
+        assert_eq!(of_node(vec![known("cp-1", OLD), known("cp-2", most)], 1), first);
+        assert_eq!(of_node(vec![known("cp-2", most), known("cp-1", OLD)], 0), first);
+    }
+
+    #[test]
+    fn a_merge_that_nobody_says_has_a_tag_of_its_own() {
+        let cut = OLD[1].replace(
+            "\"group\":\"\",\"version\":\"\",\"kind\":\"Deployment\"",
+            "\"group\":\"\",\"version\":\"\",\"kind\":\"Other\"",
+        );
+        let bytes = made(vec![known("cp-1", [OLD[0], &cut, OLD[2]]), known("cp-2", NEW)], Some(0), false);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        let Aggregated { text, etag } = discovery.aggregated(Half::Groups);
+        assert!(text.contains("storagemigration.k8s.io") && text.contains("\"Other\""));
+        assert_eq!(etag, etag_of(text));
+        // SHA-512 of nothing, from FIPS 180-4's examples.
+        assert!(etag_of("").starts_with("\"CF83E1357EEFB8BDF1542850D66D8007"));
+        assert_eq!(etag.len(), 130);
+    }
+
+    #[test]
+    fn a_gateway_replaces_what_differs_between_any() {
+        let bytes = made(vec![known("cp-1", OLD), known("cp-2", NEW)], None, false);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        assert!(discovery.group("storagemigration.k8s.io").is_some());
+        assert!(discovery.group_version("certificates.k8s.io", "v1").is_some());
+        assert_eq!(discovery.group_version("apps", "v1"), None);
+        let owners: Vec<_> = discovery.schema_owners("apis/certificates.k8s.io/v1").collect();
+        assert_eq!(owners, [1], "who lists most");
+    }
+
+    #[test]
+    fn schemas_come_from_who_lists_most() {
+        let bytes = made(vec![known("cp-1", OLD), known("cp-2", NEW), known("cp-3", NEW)], Some(0), false);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        for (key, expected, why) in [
+            ("apis/storagemigration.k8s.io/v1", &[1, 2][..], "a whole group"),
+            ("apis/storage.k8s.io/v1", &[1, 2], "one more subresource"),
+            ("apis/apps/v1", &[], "to be had here"),
+            ("apis/nosuch/v1", &[], "nobody has it"),
+        ] {
+            assert_eq!(discovery.schema_owners(key).collect::<Vec<_>>(), expected, "{why}");
+        }
+        let (merged, new, old) = (json(discovery.open_api().unwrap()), json(NEW[2]), json(OLD[2]));
+        let entry = |root: &Value, key: &str| root["paths"][key].clone();
+        assert_eq!(entry(&merged, "apis/storage.k8s.io/v1"), entry(&new, "apis/storage.k8s.io/v1"));
+        assert_eq!(entry(&merged, "apis/apps/v1"), entry(&old, "apis/apps/v1"));
+    }
+
+    #[test]
+    fn what_is_incomplete_says_so_in_every_form() {
+        let bytes = made(vec![known("cp-1", OLD)], Some(0), true);
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        assert!(discovery.aggregated(Half::Groups).text.contains(INCOMPLETE_GROUP));
+        assert!(!discovery.aggregated(Half::Core).text.contains(INCOMPLETE_GROUP), "once is enough");
+        assert!(discovery.legacy(Half::Groups).unwrap().contains(INCOMPLETE_GROUP));
+        assert!(discovery.group(INCOMPLETE_GROUP).is_some());
+        assert_eq!(discovery.group_version(INCOMPLETE_GROUP, "v1"), Some(""), "nobody can tell");
+    }
+
+    #[test]
+    fn other_bytes_are_refused_and_kill_nothing() {
+        let bytes = made(vec![known("cp-1", OLD), known("cp-2", NEW)], Some(0), false);
+        assert_eq!(ClusterDiscovery::from_bytes(b""), Err(Unreadable));
+        for cut in (0..bytes.len()).step_by(97) {
+            assert!(ClusterDiscovery::from_bytes(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        for position in (0..bytes.len()).step_by(89) {
+            let mut changed = bytes.clone();
+            changed[position] ^= 0xff;
+            let _read_or_refused = ClusterDiscovery::from_bytes(&changed);
+        }
+    }
+}
