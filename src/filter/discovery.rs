@@ -15,6 +15,7 @@ use super::state::Shared;
 use crate::config::PeerProxying;
 use crate::decision::LOOP_HEADER;
 use crate::discovery::document::{Half, POLL_ACCEPT};
+use crate::discovery::merge::INCOMPLETE_GROUP;
 use crate::discovery::negotiate::{self, AGGREGATED, Form, Wanted};
 use crate::discovery::open_api;
 use crate::guard::Asked;
@@ -112,12 +113,13 @@ impl Shared {
                 }
             }
             Discovery::Group(group) => {
-                let is_ours = can_be_built_in(group) && negotiate::takes_json(accept().as_deref());
+                let is_ours = can_be_merged(group) && negotiate::takes_json(accept().as_deref());
                 name(group).filter(|_| is_ours).map(What::Group)
             }
             Discovery::GroupVersion { group, version } => {
-                let is_excluded = self.with_exclusions(|exclusions| exclusions.contain(group, version));
-                let is_ours = !is_excluded && negotiate::takes_json(accept().as_deref());
+                let is_excluded = || self.with_exclusions(|exclusions| exclusions.contain(group, version));
+                let is_ours = (group == INCOMPLETE_GROUP.as_bytes() || !is_excluded())
+                    && negotiate::takes_json(accept().as_deref());
                 name(group)
                     .zip(name(version))
                     .filter(|_| is_ours)
@@ -204,7 +206,9 @@ impl Shared {
             let answered = host::response_header("etag").ok().flatten();
             answered.is_some() && answered.as_deref() == etag.as_deref().map(str::as_bytes)
         };
-        if is_unchanged && self.told().holds(apiserver, kind, version) {
+        let told = self.told();
+        // While an apiserver has not been tried, one answer more tells too little.
+        if matches!(told, Told::NotYet) || is_unchanged && told.holds(apiserver, kind, version) {
             return self.serve(&request, status);
         }
         let subject = match kind {
@@ -272,6 +276,11 @@ impl Shared {
         let (What::Group(group) | What::GroupVersion(group, _)) = &request.what else { return false };
         !self.view().health(group.as_bytes()).fresh.contains_all(self.apiservers())
     }
+}
+
+/// Whether there may be anything about a group that its apiserver's own documents do not tell.
+fn can_be_merged(group: &[u8]) -> bool {
+    can_be_built_in(group) || group == INCOMPLETE_GROUP.as_bytes()
 }
 
 impl Told {

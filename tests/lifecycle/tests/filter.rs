@@ -335,7 +335,7 @@ fn a_host_that_answers_oddly_never_brings_the_worker_down() {
                     let root = vm.configure(SIDECAR).unwrap();
                     poll(vm);
                     vm.force_status(function, status);
-                    for path in [COMMON, NEW, NOBODY, "/healthz"] {
+                    for path in [COMMON, NEW, NOBODY, "/healthz", "/apis", "/apis/depot.k8s.io", "/openapi/v3"] {
                         for (code, details) in [
                             (200, "via_upstream"),
                             (301, "via_upstream"),

@@ -1,0 +1,393 @@
+//! Requests for discovery: what goes upstream, what comes back in the place of the answer, and who waits for what.
+
+use std::time::Duration;
+
+use host_emulator::{Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm};
+use lifecycle::{SIDECAR, answer, discovery, document, from_cluster, poll, request};
+
+const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+fn configured(configuration: &'static str, test: impl FnOnce(&mut Vm, RootId) + Send + 'static) {
+    Host::new()
+        .vm(move |vm| {
+            let root = vm.configure(configuration).unwrap();
+            test(vm, root);
+        })
+        .unwrap();
+}
+
+/// Runs a test in a VM of its own that knows what all apiservers say.
+fn settled(test: impl FnOnce(&mut Vm, RootId) + Send + 'static) {
+    configured(SIDECAR, |vm, root| {
+        poll(vm);
+        test(vm, root);
+    });
+}
+
+fn get(path: &str, accept: &str) -> Headers {
+    Headers::new().with(":method", "GET").with(":path", path).with(":authority", "kubernetes").with("accept", accept)
+}
+
+/// An apiserver's answer that says that its document is the one with the tag that all have here.
+fn unchanged() -> Headers {
+    Headers::new()
+        .with(":status", "304")
+        .with("audit-id", "1f1c7ea8")
+        .with("etag", "\"tag\"")
+        .with("x-kubernetes-pf-flowschema-uid", "schema")
+        .with("warning", "299 - \"deprecated\"")
+        .with("x-other", "not for the client")
+}
+
+/// The answer to a request that `cp-0` answers with these headers.
+fn answered(vm: &mut Vm, root: RootId, request: Headers, answer: Headers) -> Outcome {
+    let stream = vm.request(root, request, true).stream;
+    vm.response(stream, answer, from_cluster("cp-0"))
+}
+
+#[track_caller]
+fn reply(outcome: &Outcome) -> LocalReply {
+    outcome.local_reply.clone().expect("an answer of the filter's own")
+}
+
+fn text(reply: &LocalReply) -> String {
+    String::from_utf8(reply.body.clone()).unwrap()
+}
+
+fn reply_on(vm: &Vm, stream: StreamId) -> Option<LocalReply> {
+    vm.stream(stream).local_reply
+}
+
+#[test]
+fn the_apiserver_is_asked_on_its_own_condition_and_the_client_gets_the_merge() {
+    settled(|vm, root| {
+        let asked = get("/apis?timeout=32s", V2).with("if-none-match", "\"E0\"");
+        let outcome = vm.request(root, asked, true);
+        let upstream = &outcome.request_headers;
+        assert_eq!(upstream.text("if-none-match"), Some("\"tag\""), "its own tag, not the client's");
+        assert!(upstream.text("accept").unwrap().contains("profile=nopeer"), "{upstream:?}");
+        assert_eq!(upstream.text(":path"), Some("/apis?timeout=32s"));
+        let outcome = vm.response(outcome.stream, unchanged(), from_cluster("cp-0"));
+        let reply = reply(&outcome);
+        assert_eq!(reply.status, 200);
+        for (name, expected) in [
+            ("content-type", Some(V2)),
+            ("cache-control", Some("public")),
+            ("vary", Some("Accept")),
+            ("audit-id", Some("1f1c7ea8")),
+            ("x-kubernetes-pf-flowschema-uid", Some("schema")),
+            ("warning", Some("299 - \"deprecated\"")),
+            ("x-other", None),
+        ] {
+            assert_eq!(reply.headers.text(name), expected, "{name}");
+        }
+        let body = text(&reply);
+        let places = ["\"apps\"", "\"depot.k8s.io\"", "\"crates\""].map(|name| body.find(name).expect(name));
+        assert!(places.is_sorted(), "{body}");
+    });
+}
+
+#[test]
+fn the_clients_condition_is_about_the_merge() {
+    settled(|vm, root| {
+        let first = reply(&answered(vm, root, get("/apis", V2), unchanged()));
+        let etag = first.headers.text("etag").unwrap().to_owned();
+        assert_ne!(etag, "\"tag\"");
+        for (condition, expected, why) in [
+            (etag.clone(), 304, "it has the merge"),
+            (format!("W/{etag}"), 304, "weak"),
+            (format!("\"E0\", {etag}"), 304, "one of several"),
+            ("*".to_owned(), 304, "any"),
+            ("\"tag\"".to_owned(), 200, "it has the apiserver's own document"),
+            ("\"E0\"".to_owned(), 200, "it has another"),
+        ] {
+            let outcome = answered(vm, root, get("/apis", V2).with("if-none-match", condition), unchanged());
+            let reply = reply(&outcome);
+            assert_eq!(reply.status, expected, "{why}");
+            assert_eq!(reply.body.is_empty(), expected == 304, "{why}");
+            assert_eq!(reply.headers.text("etag"), Some(etag.as_str()), "{why}");
+            assert_eq!(reply.headers.text("content-type").is_some(), expected == 200, "{why}");
+        }
+    });
+}
+
+#[test]
+fn what_is_not_for_the_filter_stays_as_it_is() {
+    let nopeer = format!("{V2};profile=nopeer");
+    let v2beta1 = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+    let disabled = SIDECAR.replace("\"local\"", "\"peerAggregatedDiscovery\": \"Disabled\", \"local\"");
+    let dry_run = SIDECAR.replace("\"local\"", "\"peerProxying\": \"DryRun\", \"local\"");
+    for (configuration, method, path, accept, why) in [
+        (SIDECAR, "GET", "/apis", nopeer.as_str(), "asks for the apiserver's own view"),
+        (SIDECAR, "GET", "/apis", v2beta1, "a form that is not merged"),
+        (SIDECAR, "GET", "/apis", "application/vnd.kubernetes.protobuf", "an encoding that is not merged"),
+        (SIDECAR, "GET", "/apis/", V2, "no aggregated form is served there"),
+        (SIDECAR, "POST", "/apis", V2, "no read"),
+        (SIDECAR, "GET", "/api", "application/json", "the apiserver's own is right"),
+        (SIDECAR, "GET", "/openapi/v2", "application/json", "not merged"),
+        (SIDECAR, "GET", "/version", "application/json", "no discovery"),
+        (SIDECAR, "GET", "//apis", V2, "odd"),
+        (&disabled, "GET", "/apis", V2, "switched off"),
+        (&disabled, "GET", "/apis/depot.k8s.io", "application/json", "switched off"),
+        (&disabled, "GET", "/openapi/v3", "application/json", "switched off"),
+        (&dry_run, "GET", "/apis", V2, "a dry run"),
+    ] {
+        let configuration = configuration.to_owned();
+        let asked = get(path, accept).with(":method", method).with("if-none-match", "\"E0\"");
+        Host::new()
+            .vm(move |vm| {
+                let root = vm.configure(configuration).unwrap();
+                poll(vm);
+                let outcome = vm.request(root, asked.clone(), true);
+                for name in ["accept", "if-none-match"] {
+                    assert_eq!(outcome.request_headers.text(name), asked.text(name), "{why}: {name}");
+                }
+                let outcome = vm.response(outcome.stream, answer(200, "application/json", 9), from_cluster("cp-0"));
+                assert_eq!((outcome.action, outcome.local_reply.is_none()), (Action::Continue, true), "{why}");
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn other_answers_pass() {
+    settled(|vm, root| {
+        for (path, accept, status) in [
+            ("/apis", V2, 401),
+            ("/apis", V2, 403),
+            ("/apis", V2, 406),
+            ("/apis", V2, 429),
+            ("/apis", V2, 500),
+            ("/apis", V2, 503),
+            ("/apis/depot.k8s.io", "application/json", 403),
+            ("/apis/depot.k8s.io/v1", "application/json", 401),
+            ("/openapi/v3", "application/json", 404),
+        ] {
+            let outcome = answered(vm, root, get(path, accept), answer(status, "application/json", 99));
+            assert_eq!((outcome.action, outcome.local_reply.is_none()), (Action::Continue, true), "{path} {status}");
+        }
+    });
+}
+
+/// What the apiservers say once a custom resource is there.
+fn with_custom_resource(call: &HttpCall) -> Answer {
+    let body = document("hangar.example.com", "planes");
+    Answer::new(
+        200,
+        [("content-type", V2), ("etag", "\"newer\"")],
+        if call.path() == "/apis" { body } else { String::new() },
+    )
+}
+
+#[test]
+fn who_has_just_made_a_type_finds_it() {
+    settled(|vm, root| {
+        let changed = || answer(200, V2, 999).with("etag", "\"newer\"");
+        let outcome = answered(vm, root, get("/apis", V2), changed());
+        assert_eq!(outcome.action, Action::Pause, "the apiserver's document is another one than we know");
+        let second = answered(vm, root, get("/apis", V2), changed());
+        vm.run_for(Duration::from_millis(2));
+        let questions: Vec<_> = vm.calls();
+        assert_eq!(questions.len(), 1, "one question for all that wait");
+        assert_eq!((questions[0].upstream.as_str(), questions[0].path()), ("cp-0-poll", "/apis"));
+        vm.respond(questions[0].token, with_custom_resource(&questions[0]));
+        for stream in [outcome.stream, second.stream] {
+            let body = text(&reply_on(vm, stream).expect("an answer"));
+            assert!(body.contains("\"planes\"") && body.contains("\"crates\""), "{body}");
+        }
+        let outcome = vm.request(root, get("/apis", V2), true);
+        assert_eq!(outcome.request_headers.text("if-none-match"), Some("\"newer\""), "known from now on");
+    });
+}
+
+#[test]
+fn a_question_that_fails_leaves_what_was_known() {
+    for failure in [Answer::Failure, Answer::new(403, [("content-type", "application/json")], "{}")] {
+        settled(move |vm, root| {
+            let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
+            vm.run_for(Duration::from_millis(2));
+            let question = vm.calls().remove(0);
+            vm.respond(question.token, failure);
+            let body = text(&reply_on(vm, outcome.stream).expect("an answer"));
+            assert!(body.contains("\"crates\""), "the whole cluster all the same: {body}");
+            let next = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
+            assert_eq!(next.local_reply.map(|reply| reply.status), Some(200), "it is left in peace, nobody waits");
+        });
+    }
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_nothing_behind() {
+    settled(|vm, root| {
+        let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
+        vm.finish(outcome.stream);
+        vm.run_for(Duration::from_millis(2));
+        let question = vm.calls().remove(0);
+        vm.respond(question.token, with_custom_resource(&question));
+        assert_eq!(vm.misuse(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn until_all_have_been_tried_nobody_is_told_half_of_it() {
+    configured(SIDECAR, |vm, root| {
+        let ask = |vm: &mut Vm, path: &str, accept: &str| {
+            reply(&answered(vm, root, get(path, accept), answer(200, accept, 999)))
+        };
+        for (path, accept) in [("/apis", V2), ("/api", V2), ("/apis", "application/json")] {
+            let reply = ask(vm, path, accept);
+            assert_eq!((reply.status, reply.headers.text("retry-after")), (503, Some("1")), "{path}");
+            assert!(text(&reply).contains("\"kind\":\"Status\""), "{path}");
+        }
+        // One of them is dead.
+        vm.run_for_with(Duration::from_secs(1), |call| {
+            let is_dead = call.upstream == "cp-1-poll";
+            Some(if is_dead { Answer::local(503, "no healthy upstream") } else { discovery(call) })
+        });
+        let reply = reply(&answered(vm, root, get("/apis", V2), unchanged()));
+        assert_eq!(reply.status, 200);
+        let body = text(&reply);
+        assert!(body.contains("\"incomplete.mixed-version-proxy\"") && body.contains("\"Stale\""), "{body}");
+        let reply = ask(vm, "/apis/incomplete.mixed-version-proxy/v1", "application/json");
+        assert_eq!(reply.status, 503);
+        // And comes to life.
+        poll(vm);
+        let outcome = answered(vm, root, get("/apis", V2), unchanged());
+        assert!(!text(&reply_on(vm, outcome.stream).unwrap()).contains("incomplete"));
+    });
+}
+
+#[test]
+fn legacy_discovery_names_nothing_that_is_not_there() {
+    settled(|vm, root| {
+        let json = "application/json";
+        let missing = || answer(404, "text/plain; charset=utf-8", 19);
+        let list = text(&reply(&answered(vm, root, get("/apis", json), unchanged())));
+        assert!(list.contains("\"kind\":\"APIGroupList\"") && list.contains("\"depot.k8s.io/v1\""), "{list}");
+        for (path, answer_of_local, expected, why) in [
+            ("/apis/depot.k8s.io", missing(), Some("\"kind\":\"APIGroup\""), "a peer's group"),
+            ("/apis/depot.k8s.io/", missing(), Some("\"kind\":\"APIGroup\""), "a slash means nothing"),
+            ("/apis/depot.k8s.io/v1", missing(), Some("\"name\":\"crates\""), "a peer's version"),
+            ("/apis/depot.k8s.io/v1/", missing(), Some("\"name\":\"crates\""), "a slash means nothing"),
+            ("/apis/apps/v1", answer(200, json, 99), None, "the same everywhere"),
+            ("/api/v1", answer(200, json, 99), None, "the same everywhere"),
+            ("/apis/depot.k8s.io/v2", missing(), None, "nobody has it"),
+            ("/apis/nosuch.k8s.io", missing(), None, "nobody has it"),
+            ("/apis/toys.example.com/v1", missing(), None, "a custom resource is a local matter"),
+        ] {
+            let outcome = answered(vm, root, get(path, "application/vnd.kubernetes.protobuf, */*"), answer_of_local);
+            let body = outcome.local_reply.as_ref().map(text);
+            assert_eq!(body.is_some(), expected.is_some(), "{path}: {why}: {body:?}");
+            if let (Some(reply), Some(expected)) = (&outcome.local_reply, expected) {
+                assert!(text(reply).contains(expected), "{path}: {why}: {body:?}");
+                assert_eq!((reply.status, reply.headers.text("content-type")), (200, Some(json)), "{path}");
+                assert_eq!(reply.headers.text("cache-control"), Some("no-cache, private"), "{path}");
+                assert_eq!(reply.headers.text("etag"), None, "{path}");
+            }
+        }
+        // A peer that does not answer could have it by now.
+        vm.run_for_with(Duration::from_secs(6), |call| {
+            Some(if call.upstream == "cp-2-poll" { Answer::Failure } else { discovery(call) })
+        });
+        for path in ["/apis/nosuch.k8s.io", "/apis/depot.k8s.io/v2"] {
+            let outcome = answered(vm, root, get(path, json), missing());
+            assert_eq!(outcome.local_reply.map(|reply| reply.status), Some(503), "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_schema_is_had_where_its_hash_comes_from() {
+    let root_of = |call: &HttpCall, has_schema: bool| {
+        let entry =
+            |key: &str| format!(r#""{key}":{{"serverRelativeURL":"/openapi/v3/{key}?hash={}"}}"#, call.upstream);
+        let mut entries = vec![entry("apis/apps/v1")];
+        entries.extend(has_schema.then(|| entry("apis/depot.k8s.io/v1")));
+        Answer::new(200, [("content-type", "text/plain")], format!(r#"{{"paths":{{{}}}}}"#, entries.join(",")))
+    };
+    let upstream = move |call: &HttpCall| match call.path() {
+        "/openapi/v3" => root_of(call, call.upstream == "cp-1-poll"),
+        _ => discovery(call),
+    };
+    configured(SIDECAR, move |vm, root| {
+        vm.run_for_with(Duration::from_secs(6), |call| Some(upstream(call)));
+        for (path, expected, why) in [
+            ("/openapi/v3/apis/depot.k8s.io/v1?hash=1", Some("cp-1"), "only a peer has it"),
+            ("/openapi/v3/apis/apps/v1?hash=1", None, "to be had here"),
+            ("/openapi/v3/apis/nosuch.k8s.io/v1", None, "nobody has it"),
+        ] {
+            let outcome = vm.request(root, request(path), true);
+            assert_eq!(outcome.filter_state_text("mixed_version_proxy.cluster"), expected, "{why}");
+            assert_eq!(outcome.request_headers.get("x-kubernetes-peer-proxied").is_some(), expected.is_some(), "{why}");
+        }
+        let looped = request("/openapi/v3/apis/depot.k8s.io/v1").with("x-kubernetes-peer-proxied", "true");
+        assert!(vm.request(root, looped, true).filter_state.is_empty(), "one hop and no more");
+
+        let outcome = answered(vm, root, get("/openapi/v3", "application/json"), answer(200, "text/plain", 99));
+        assert_eq!(outcome.response, Progress::Held, "schemas of custom resources change without a trace elsewhere");
+        vm.run_for(Duration::from_millis(2));
+        let question = vm.calls().remove(0);
+        assert_eq!((question.upstream.as_str(), question.path()), ("cp-0-poll", "/openapi/v3"));
+        vm.respond(question.token, upstream(&question));
+        let reply = reply_on(vm, outcome.stream).expect("an answer");
+        assert_eq!(reply.headers.text("content-type"), Some("text/plain; charset=utf-8"));
+        let body = text(&reply);
+        assert!(body.contains("depot.k8s.io/v1?hash=cp-1-poll") && body.contains("apps/v1?hash=cp-0-poll"), "{body}");
+    });
+}
+
+#[test]
+fn a_gateway_asks_one_that_it_knows() {
+    let gateway = r#"{"apiservers": [
+        {"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+        {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll"}]}"#;
+    configured(gateway, |vm, root| {
+        poll(vm);
+        for _ in 0..20 {
+            let outcome = vm.request(root, get("/apis", V2), true);
+            let cluster = outcome.filter_state_text("mixed_version_proxy.cluster").map(str::to_owned).unwrap();
+            assert_eq!(outcome.request_headers.text("if-none-match"), Some("\"tag\""));
+            let outcome = vm.response(outcome.stream, unchanged(), from_cluster(&cluster));
+            assert!(text(&reply(&outcome)).contains("\"crates\""), "{cluster}");
+        }
+        vm.run_for_with(Duration::from_secs(60), |_| Some(Answer::Failure));
+        let outcome = vm.request(root, get("/apis", V2), true);
+        assert!(outcome.filter_state.is_empty(), "nobody answers polls: the balancer may know better");
+        assert_eq!(outcome.request_headers.get("if-none-match"), None);
+        let outcome = vm.response(outcome.stream, answer(200, V2, 99), from_cluster("apiservers"));
+        assert!(text(&reply(&outcome)).contains("\"crates\""), "the last good documents count");
+    });
+}
+
+#[test]
+fn all_workers_say_the_same_and_a_new_configuration_at_once_something_else() {
+    let host = Host::new();
+    let workers = [host.worker(), host.worker()];
+    let roots = workers.each_ref().map(|worker| worker.run(|vm| vm.configure(SIDECAR).unwrap()).unwrap());
+    for _ in 0..20 {
+        host.advance(Duration::from_millis(100));
+        for (worker, root) in workers.iter().zip(roots) {
+            worker
+                .run(move |vm| {
+                    vm.tick(root);
+                    vm.calls().iter().for_each(|call| vm.respond(call.token, discovery(call)));
+                })
+                .unwrap();
+        }
+    }
+    let told = |worker: usize, root: RootId| {
+        workers[worker].run(move |vm| reply(&answered(vm, root, get("/apis", V2), unchanged()))).unwrap()
+    };
+    let (first, second) = (told(0, roots[0]), told(1, roots[1]));
+    assert!(text(&first).contains("\"crates\""));
+    assert_eq!((&first.body, first.headers.text("etag")), (&second.body, second.headers.text("etag")));
+
+    // cp-1 is removed; no tick has come yet.
+    let smaller = r#"{"apiservers": [
+        {"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+        {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"}], "local": "cp-0"}"#;
+    let root = workers[1].run(move |vm| vm.configure(smaller).unwrap()).unwrap();
+    let after = told(1, root);
+    assert_eq!(after.status, 200, "what is known is told at once");
+    assert!(text(&after).contains("\"apps\"") && !text(&after).contains("\"crates\""), "{}", text(&after));
+}
