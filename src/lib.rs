@@ -41,6 +41,7 @@ pub mod decision;
 pub mod discovery;
 pub mod guard;
 pub mod local_reply;
+pub mod metrics;
 pub mod peers;
 pub mod quote;
 pub mod target;

@@ -109,7 +109,14 @@ impl Shared {
                 match negotiate::wanted(half, accept().as_deref(), has_trailing_slash) {
                     Wanted::Merged(Form::Legacy) if told.leaves_legacy(half) => None,
                     Wanted::Merged(form) => Some(What::Root(half, form)),
-                    Wanted::Own | Wanted::Unmergeable => None,
+                    Wanted::Own => {
+                        self.no_peer_requests.increment();
+                        None
+                    }
+                    Wanted::Unmergeable => {
+                        self.unmerged_requests.increment();
+                        None
+                    }
                 }
             }
             Discovery::Group(group) => {

@@ -43,6 +43,8 @@ unsafe extern "C" {
     fn proxy_call_foreign_function(name: *const u8, name_size: usize, argument: *const u8, argument_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_shared_data(key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize, cas: *mut u32) -> u32;
     fn proxy_set_shared_data(key: *const u8, key_size: usize, value: *const u8, value_size: usize, cas: u32) -> u32;
+    fn proxy_define_metric(kind: u32, name: *const u8, name_size: usize, metric: *mut u32) -> u32;
+    fn proxy_increment_metric(metric: u32, by: i64) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_send_local_response(status: u32, details: *const u8, details_size: usize, body: *const u8, body_size: usize, headers: *const u8, headers_size: usize, grpc_status: i32) -> u32;
@@ -279,6 +281,30 @@ pub(super) fn set_shared_data(key: &str, value: &[u8], cas: Option<u32>) -> Resu
     match unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) } {
         CAS_MISMATCH => Ok(false),
         status => done(status).map(|()| true),
+    }
+}
+
+/// A counter among Envoy's statistics.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counter(Option<u32>);
+
+impl Counter {
+    /// Finds or makes the counter of a name. One that Envoy refuses counts nothing.
+    pub(super) fn of(name: &str) -> Self {
+        const COUNTER: u32 = 0;
+        let mut metric = 0;
+        // SAFETY: the name and the out-pointer are valid for the call.
+        let outcome = done(unsafe { proxy_define_metric(COUNTER, name.as_ptr(), name.len(), &raw mut metric) });
+        log_failure("defining a metric", outcome);
+        Self(outcome.is_ok().then_some(metric))
+    }
+
+    /// Counts one more.
+    pub(super) fn increment(self) {
+        if let Self(Some(metric)) = self {
+            // SAFETY: numbers go in and a number comes out.
+            log_failure("counting", done(unsafe { proxy_increment_metric(metric, 1) }));
+        }
     }
 }
 

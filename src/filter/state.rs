@@ -8,12 +8,13 @@ use std::time::Duration;
 use foldhash::fast::FixedState;
 
 use super::discovery::{Awaiting, Told};
-use super::host;
+use super::host::{self, Counter};
 use super::reply::{Reply, Retry};
 use super::shared::SharedData;
 use crate::config::Config;
 use crate::guard::held::{Held, Released, Waiting};
 use crate::guard::{Asked, Verdict, WhyRefused};
+use crate::metrics;
 use crate::peers::cluster_discovery::{self, ClusterDiscovery};
 use crate::peers::documents::{Documents, Kind};
 use crate::peers::election::{Candidate, Step};
@@ -50,6 +51,8 @@ pub(super) struct Shared {
     told: RefCell<Told>,
     /// Answers to discovery requests that wait for what their apiserver says now.
     pub(super) awaiting: RefCell<Vec<Awaiting>>,
+    pub(super) no_peer_requests: Counter,
+    pub(super) unmerged_requests: Counter,
     view: RefCell<Rc<View>>,
     random: Cell<u64>,
     is_called_at_once: Cell<bool>,
@@ -81,6 +84,8 @@ impl Shared {
             held: RefCell::default(),
             told: RefCell::default(),
             awaiting: RefCell::default(),
+            no_peer_requests: Counter::of(metrics::NO_PEER_REQUESTS),
+            unmerged_requests: Counter::of(metrics::UNMERGED_REQUESTS),
             random: Cell::new(random.hash_one("pick")),
             is_called_at_once: Cell::default(),
             misrouted: Cell::default(),

@@ -3,11 +3,12 @@
 //!
 //! The tests themselves are in `tests/`, one file for each thing that must hold.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use lab::{
     Client, Envoy, StubApiserver,
+    apiserver::AGGREGATED,
     certs::{Authority, ClientTls, SERVER_NAMES, ServerTls},
     client::Answer,
     envoy::{Config, EnvoyBuilder},
@@ -54,6 +55,7 @@ pub struct Builder {
     edit: Box<dyn FnOnce(&mut Value)>,
     envoy: fn(EnvoyBuilder) -> EnvoyBuilder,
     prepare: fn(&[StubApiserver]),
+    stopped: Vec<usize>,
 }
 
 /// Certificates, and where the shipped configurations find them.
@@ -177,7 +179,21 @@ impl ControlPlane {
             edit: Box::new(|_| {}),
             envoy: |envoy| envoy,
             prepare: |_| {},
+            stopped: Vec::new(),
         }
+    }
+
+    /// The file of the authority's certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.pki.directory.path().join("ca.crt")
+    }
+
+    /// Sends a GET through Envoy that asks for the aggregated form.
+    ///
+    /// # Errors
+    /// No answer.
+    pub async fn aggregated(&self, target: &str) -> Result<Answer> {
+        self.client.get(target).header("accept", AGGREGATED).send().await
     }
 
     /// Sends a GET through Envoy.
@@ -223,6 +239,56 @@ impl ControlPlane {
         })
         .await
     }
+
+    /// Waits until every worker answers `/apis` (aggregated) as `wanted` says.
+    ///
+    /// # Errors
+    /// It takes longer than [`PATIENCE`].
+    pub async fn discovered(&self, awaited: &str, wanted: impl Fn(&Answer) -> bool) -> Result<()> {
+        eventually(PATIENCE, awaited, async || {
+            for _ in 0..EVERY_WORKER {
+                match self.aggregated("/apis").await {
+                    Ok(answer) if wanted(&answer) => {}
+                    other => return Err(other.map(|answer| (answer.status, answer.text()))),
+                }
+            }
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("Envoy's log:\n{}", self.envoy.log()))
+    }
+
+    /// Waits until every worker answers `/apis` with what one apiserver says, byte for byte.
+    ///
+    /// # Errors
+    /// There is no such apiserver, or it takes longer than [`PATIENCE`].
+    pub async fn discovered_as(&self, apiserver: usize) -> Result<()> {
+        let apiserver = self.apiservers.get(apiserver).context("no such apiserver")?;
+        let text = apiserver.apis_text();
+        self.discovered(&format!("the discovery of {}", apiserver.name()), |answer| answer.body == text).await
+    }
+
+    /// A second Envoy, which stands beside another of the apiservers. For the shipped sidecar.
+    ///
+    /// # Errors
+    /// There is no such apiserver, or Envoy does not start.
+    pub async fn sidecar_of(&self, apiserver: usize) -> Result<Envoy> {
+        fn here(value: &mut Value, cluster: &str) {
+            if let Some(here) = value.pointer_mut("/on_no_match/action/typed_config/cluster") {
+                *here = cluster.into();
+            }
+            match value {
+                Value::Array(items) => items.iter_mut().for_each(|item| here(item, cluster)),
+                Value::Object(members) => members.values_mut().for_each(|member| here(member, cluster)),
+                _ => {}
+            }
+        }
+        let name = self.apiservers.get(apiserver).context("no such apiserver")?.name();
+        let mut config = self.config.clone();
+        here(config.value_mut(), name);
+        plugin_configuration(config.value_mut())["local"] = name.into();
+        Envoy::builder(config).start().await
+    }
 }
 
 impl Builder {
@@ -261,6 +327,13 @@ impl Builder {
         self
     }
 
+    /// This apiserver is not running when Envoy starts.
+    #[must_use]
+    pub fn stopped(mut self, apiserver: usize) -> Self {
+        self.stopped.push(apiserver);
+        self
+    }
+
     /// Starts all of it; Envoy is ready, the table need not be.
     ///
     /// # Errors
@@ -272,6 +345,9 @@ impl Builder {
             apiservers.push(StubApiserver::builder(name, version).tls(pki.server()?).start().await?);
         }
         (self.prepare)(&apiservers);
+        for apiserver in self.stopped {
+            apiservers.get(apiserver).context("no such apiserver")?.stop().await;
+        }
         let addresses: Vec<_> = apiservers.iter().map(StubApiserver::addr).collect();
         let mut config = pki.fill_in(self.file, &addresses)?;
         merge(plugin_configuration(config.value_mut()), &self.plugin);

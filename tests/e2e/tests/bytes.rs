@@ -150,6 +150,7 @@ async fn the_loop_header_is_set_and_not_added() {
 #[tokio::test]
 async fn answers_pass_as_the_apiserver_gave_them() {
     let plane = ControlPlane::builder(SIDECAR).settled().await.unwrap();
+    plane.discovered_as(1).await.unwrap();
     for status in [200, 201, 202, 204, 304, 400, 401, 403, 405, 406, 409, 410, 415, 422, 429, 500, 503, 504] {
         for apiserver in &plane.apiservers[..2] {
             apiserver.respond_with(move |request| {

@@ -11,6 +11,10 @@ use serde_json::Value;
 /// The versions whose discovery documents were recorded; `-api-all` ran with `--runtime-config=api/all=true`.
 pub const VERSIONS: [&str; 4] = ["1.34.4", "1.36.3", "1.37.2", "1.37.2-api-all"];
 
+/// The two apiservers of a recorded pair on one etcd, the newer one started last. The older one's legacy discovery tells of
+/// a group that its aggregated document does not have.
+pub const MIXED_PAIR: [&str; 2] = ["mixed-1.34.4+1.37.2/1.34.4", "mixed-1.34.4+1.37.2/1.37.2"];
+
 /// The root of the repository.
 pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")

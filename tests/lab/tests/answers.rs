@@ -82,7 +82,7 @@ async fn recorded_questions_get_the_recorded_answers() {
 
 #[tokio::test]
 async fn recorded_documents_are_replayed() {
-    for version in fixtures::VERSIONS {
+    for version in fixtures::VERSIONS.into_iter().chain(fixtures::MIXED_PAIR) {
         let (_stub, client) = stub(version).await;
         for name in fixtures::recordings(&format!("discovery/{version}")).unwrap() {
             let file = name.rsplit('/').next().unwrap().to_owned();
@@ -173,6 +173,47 @@ async fn what_a_stub_serves_is_what_its_document_lists() {
     assert_eq!(client.get(format!("{planes}/status")).send().await.unwrap().json().unwrap()["details"]["name"], "a380");
     stub.edit_apis(|apis| discovery::remove_subresource(apis, "storage.k8s.io", "v1", "csinodes", "status"));
     assert_eq!(client.get("/apis/storage.k8s.io/v1/csinodes/x/status").send().await.unwrap().body.len(), 174);
+}
+
+#[tokio::test]
+async fn openapi_documents_are_served_under_the_hash_of_the_root() {
+    let (stub, client) = stub("1.37.2").await;
+    let client = client.with_token("a");
+    let get = async |target: &str| client.get(target).send().await.unwrap();
+    let url = async |key: &str| {
+        let root = get("/openapi/v3").await.json().unwrap();
+        root["paths"][key]["serverRelativeURL"].as_str().unwrap().to_owned()
+    };
+    let recorded = url("apis/apps/v1").await;
+    let answer = get(&recorded).await;
+    let etag = answer.header("etag").unwrap();
+    assert_eq!((answer.status, recorded.split_once("?hash=").unwrap().1), (200, etag.trim_matches('"')));
+    assert_eq!(answer.header("content-type").as_deref(), Some("application/json"));
+    let schemas = &answer.json().unwrap()["components"]["schemas"];
+    let kind = &schemas["io.lab.apps.v1.Deployment"]["x-kubernetes-group-version-kind"][0];
+    assert_eq!((kind["group"].as_str(), kind["kind"].as_str()), (Some("apps"), Some("Deployment")));
+    for condition in [etag.clone(), format!("\"x\", W/{etag}"), "*".to_owned()] {
+        let answer = client.get(&recorded).header("if-none-match", &condition).send().await.unwrap();
+        assert_eq!((answer.status, answer.body.len()), (304, 0), "{condition}");
+    }
+    stub.edit_apis(|apis| discovery::add_resource(apis, "apps", "v1", Resource::new("things", "Thing")));
+    let moved = get(&recorded).await;
+    assert_eq!((moved.status, moved.header("location")), (301, Some(url("apis/apps/v1").await)));
+    assert!(get(&url("apis/apps/v1").await).await.text().contains("io.lab.apps.v1.Thing"));
+    let unknown = get("/openapi/v3/apis/nosuch.example.k8s.io/v1").await;
+    assert_eq!((unknown.status, unknown.body.len(), unknown.header("content-type")), (404, 0, None));
+}
+
+#[tokio::test]
+async fn who_accepts_a_table_gets_one() {
+    let (_stub, client) = stub("1.37.2").await;
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+    for (target, row) in [("/api/v1/pods", "lab"), ("/api/v1/namespaces/shop/pods/p", "p")] {
+        let answer =
+            client.get(target).header("accept", table).header("authorization", "Bearer a").send().await.unwrap();
+        let answer = answer.json().unwrap();
+        assert_eq!((answer["kind"].as_str(), answer["rows"][0]["cells"][0].as_str()), (Some("Table"), Some(row)));
+    }
 }
 
 #[tokio::test]

@@ -40,10 +40,13 @@ async fn requests_are_recorded_as_on_the_wire() -> Result<()> {
 async fn polls_are_told_from_client_requests() -> Result<()> {
     let (stub, client) = stub().await;
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,application/json";
-    let poll = client.get("/apis").header("accept", accept).header("x-kubernetes-peer-proxied", "true");
-    poll.send().await?;
+    let rerouted = |path| client.get(path).header("accept", accept).header("x-kubernetes-peer-proxied", "true");
+    for path in ["/apis", "/openapi/v3"] {
+        rerouted(path).header("host", lab::apiserver::FILTER_AUTHORITY).send().await?;
+    }
+    rerouted("/apis").send().await?;
     client.get("/apis").header("accept", accept).send().await?;
-    assert_eq!((stub.polls().len(), stub.client_requests().len()), (1, 1));
+    assert_eq!((stub.polls().len(), stub.client_requests().len()), (1, 2));
     stub.clear_requests();
     assert!(stub.requests().is_empty());
     Ok(())

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use host_emulator::{Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm};
 use lifecycle::{SIDECAR, answer, discovery, document, from_cluster, poll, request};
+use mixed_version_proxy::metrics::{NO_PEER_REQUESTS, UNMERGED_REQUESTS};
 
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
@@ -25,7 +26,11 @@ fn settled(test: impl FnOnce(&mut Vm, RootId) + Send + 'static) {
 }
 
 fn get(path: &str, accept: &str) -> Headers {
-    Headers::new().with(":method", "GET").with(":path", path).with(":authority", "kubernetes").with("accept", accept)
+    asking("GET", path, accept)
+}
+
+fn asking(method: &str, path: &str, accept: &str) -> Headers {
+    Headers::new().with(":method", method).with(":path", path).with(":authority", "kubernetes").with("accept", accept)
 }
 
 /// An apiserver's answer that says that its document is the one with the tag that all have here.
@@ -121,7 +126,7 @@ fn what_is_not_for_the_filter_stays_as_it_is() {
         (SIDECAR, "GET", "/apis", nopeer.as_str(), "asks for the apiserver's own view"),
         (SIDECAR, "GET", "/apis", v2beta1, "a form that is not merged"),
         (SIDECAR, "GET", "/apis", "application/vnd.kubernetes.protobuf", "an encoding that is not merged"),
-        (SIDECAR, "GET", "/apis/", V2, "no aggregated form is served there"),
+        (SIDECAR, "GET", "/apis/", V2, "a path that is not merged in this form"),
         (SIDECAR, "POST", "/apis", V2, "no read"),
         (SIDECAR, "GET", "/api", "application/json", "the apiserver's own is right"),
         (SIDECAR, "GET", "/openapi/v2", "application/json", "not merged"),
@@ -133,7 +138,7 @@ fn what_is_not_for_the_filter_stays_as_it_is() {
         (&dry_run, "GET", "/apis", V2, "a dry run"),
     ] {
         let configuration = configuration.to_owned();
-        let asked = get(path, accept).with(":method", method).with("if-none-match", "\"E0\"");
+        let asked = asking(method, path, accept).with("if-none-match", "\"E0\"");
         Host::new()
             .vm(move |vm| {
                 let root = vm.configure(configuration).unwrap();
@@ -144,6 +149,13 @@ fn what_is_not_for_the_filter_stays_as_it_is() {
                 }
                 let outcome = vm.response(outcome.stream, answer(200, "application/json", 9), from_cluster("cp-0"));
                 assert_eq!((outcome.action, outcome.local_reply.is_none()), (Action::Continue, true), "{why}");
+                let count = |name| usize::from(vm.metric(name) > 0);
+                let is_counted = count(NO_PEER_REQUESTS) + count(UNMERGED_REQUESTS);
+                assert_eq!(
+                    is_counted,
+                    usize::from(why.contains("own view") || why.contains("that is not merged")),
+                    "{why}"
+                );
             })
             .unwrap();
     }

@@ -27,6 +27,9 @@ pub const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=API
 /// Names of objects that do not exist begin with this.
 pub const MISSING: &str = "nope";
 
+/// The name of the one object in every list.
+pub const THE_OBJECT: &str = "lab";
+
 /// A collection's label selector `lab-bytes=N` asks for a list of N bytes.
 pub const BIG_LIST: &str = "lab-bytes=";
 
@@ -74,10 +77,8 @@ fn routed(name: &str, state: &mut State, request: &Request, target: &str, route:
             None => unknown_version(state, request, &group),
         },
         Route::Resource(resource) => of_resource(name, state, request, target, &resource, user),
-        Route::OpenApiV3Root => {
-            Response::new(200).header("Content-Type", "text/plain; charset=utf-8").body(state.documents.openapi_root())
-        }
-        Route::OpenApiV3(path) => openapi(name, state, request, &path),
+        Route::OpenApiV3Root => openapi_root(state),
+        Route::OpenApiV3(path) => openapi(state, request, &path),
         Route::OpenApiV2 => Response::new(200).json(&json!({"swagger": "2.0", "paths": {}, "servedBy": name})),
         Route::Version if request.method != "GET" => Status::method_not_allowed().response(request),
         Route::Version => plain(request, state.documents.version(), false),
@@ -227,13 +228,17 @@ fn object_or_list(name: &str, request: &Request, target: &str, asked: &Resource,
         response.body = Body::Filled { before: before.into(), length, after: Bytes::from_static(b"\"}\n") };
         return response;
     }
+    let mut metadata = json!({"name": if list { THE_OBJECT } else { asked.name.as_str() }});
+    if !asked.namespace.is_empty() {
+        metadata["namespace"] = asked.namespace.as_str().into();
+    }
+    if request.method == "GET" && accept::asks_for(&first_accept(request), "Table") {
+        return Response::new(200).json(&table(name, &metadata));
+    }
     let mut body = if list {
-        json!({"kind": format!("{kind}List"), "metadata": {"resourceVersion": "1"}, "items": []})
+        let item = json!({"kind": kind, "apiVersion": group_version, "metadata": metadata});
+        json!({"kind": format!("{kind}List"), "metadata": {"resourceVersion": "1"}, "items": [item]})
     } else {
-        let mut metadata = json!({"name": asked.name});
-        if !asked.namespace.is_empty() {
-            metadata["namespace"] = asked.namespace.as_str().into();
-        }
         json!({"kind": kind, "metadata": metadata})
     };
     body["apiVersion"] = group_version.into();
@@ -243,6 +248,19 @@ fn object_or_list(name: &str, request: &Request, target: &str, asked: &Resource,
         body["receivedBytes"] = received.into();
     }
     Response::new(if request.method == "POST" { 201 } else { 200 }).json(&body)
+}
+
+/// What kubectl prints: the one object, and who served it.
+fn table(name: &str, metadata: &Value) -> Value {
+    let column = |name: &str, format: &str| json!({"name": name, "type": "string", "format": format, "description": name, "priority": 0});
+    let object = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata});
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": "1"},
+        "columnDefinitions": [column("Name", "name"), column("Served By", "")],
+        "rows": [{"cells": [metadata["name"], name], "object": object}],
+    })
 }
 
 fn open_watch(state: &mut State, asked: &Resource) -> Response {
@@ -272,22 +290,31 @@ fn api_services(state: &State, request: &Request) -> Response {
     compressed(request, Response::new(200).header("Content-Type", "application/json"), text.into())
 }
 
-fn openapi(name: &str, state: &State, request: &Request, path: &str) -> Response {
+fn openapi_root(state: &State) -> Response {
+    file().header("Content-Type", "text/plain; charset=utf-8").body(state.documents.openapi_root())
+}
+
+fn openapi(state: &State, request: &Request, path: &str) -> Response {
     let Some(hash) = state.documents.openapi_hash(path) else {
         return Response::new(404);
     };
     if route::query_value(&request.target(), "hash").is_some_and(|have| have != hash) {
         return Response::new(301).header("Location", format!("/openapi/v3/{path}?hash={hash}"));
     }
-    let body =
-        json!({"openapi": "3.0.0", "info": {"title": "Kubernetes"}, "paths": {}, "path": path, "servedBy": name});
-    let text = body.to_string();
     let etag = format!("\"{hash}\"");
-    let response = Response::new(200).header("Etag", etag.as_str()).header("Vary", "Accept");
-    if request.header("if-none-match").as_deref() == Some(etag.as_str()) {
-        return Response { status: 304, ..response };
+    let conditions = request.header_values("if-none-match").join(",");
+    let is_unchanged = |condition: &str| condition == "*" || condition.trim_start_matches("W/") == etag;
+    if conditions.split(',').map(str::trim).any(is_unchanged) {
+        return Response::new(304).header("Etag", etag).header("Vary", "Accept");
     }
-    response.header("Accept-Ranges", "bytes").header("Content-Type", "application/json").body(text)
+    let response = file().header("Etag", etag).header("Vary", "Accept").header("Content-Type", "application/json");
+    response.body(state.documents.openapi(path).to_string())
+}
+
+/// A 200 as Go's `http.ServeContent` makes it.
+fn file() -> Response {
+    let now = httpdate::fmt_http_date(std::time::SystemTime::now());
+    Response::new(200).header("Accept-Ranges", "bytes").header("Last-Modified", now)
 }
 
 fn unknown_version(state: &State, request: &Request, group: &str) -> Response {

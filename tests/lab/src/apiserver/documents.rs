@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
 
+use super::openapi;
 use crate::{discovery, fixtures};
 
 /// Where an APIService comes from; decides its label and whether it names a service.
@@ -66,16 +67,21 @@ pub(crate) struct Documents {
     version: String,
     pub(crate) api: Document,
     pub(crate) apis: Document,
+    /// `/api` and `/apis` as they were recorded: of what still is in them, the recorded OpenAPI hashes are true.
+    as_recorded: [Value; 2],
     /// The full APIServiceList.
     pub(crate) api_services: Value,
 }
 
 impl Documents {
     pub(crate) fn recorded(version: &str) -> Result<Self> {
+        let api = Document::recorded(fixtures::discovery(version, "api.v2.json")?)?;
+        let apis = Document::recorded(fixtures::discovery(version, "apis.v2.json")?)?;
         Ok(Self {
             version: version.to_owned(),
-            api: Document::recorded(fixtures::discovery(version, "api.v2.json")?)?,
-            apis: Document::recorded(fixtures::discovery(version, "apis.v2.json")?)?,
+            as_recorded: [api.value.clone(), apis.value.clone()],
+            api,
+            apis,
             api_services: fixtures::discovery_json(version, "apiservices.json")?,
         })
     }
@@ -100,9 +106,9 @@ impl Documents {
 
     /// `None`: no such group.
     pub(crate) fn legacy_group(&self, group: &str) -> Option<Vec<u8>> {
-        let item = discovery::find_group(&self.apis.value, group)?;
+        // Before an upgrade ends, the old apiserver tells of groups that its aggregated document does not have.
         let recorded = self.recorded_beside(&self.apis, &format!("apis-{group}.legacy.json"));
-        Some(recorded.unwrap_or_else(|| line(&legacy_group(item, true))))
+        recorded.or_else(|| Some(line(&legacy_group(discovery::find_group(&self.apis.value, group)?, true))))
     }
 
     /// `None`: no such group-version.
@@ -137,9 +143,9 @@ impl Documents {
             }
         }
         for path in self.openapi_paths() {
-            let made = || json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={}", openapi_hash(&path))});
-            let entry = recorded["paths"].get(&path).cloned().unwrap_or_else(made);
-            paths.insert(path, entry);
+            let made = || json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={}", self.made_hash(&path))});
+            let entry = recorded["paths"].get(&path).filter(|_| self.is_as_recorded(&path));
+            paths.insert(path.clone(), entry.cloned().unwrap_or_else(made));
         }
         line_without_end(&json!({"paths": paths}))
     }
@@ -150,6 +156,25 @@ impl Documents {
         let root: Value = serde_json::from_slice(&self.openapi_root()).ok()?;
         let url = root["paths"].get(path)?["serverRelativeURL"].as_str()?.to_owned();
         url.split_once("?hash=").map(|(_, hash)| hash.to_owned())
+    }
+
+    /// The OpenAPI document of a key of the root.
+    pub(crate) fn openapi(&self, path: &str) -> Value {
+        let group = openapi::group_version(path).map_or("none", |(group, _)| group);
+        openapi::document(&self.half(group).value, path)
+    }
+
+    fn made_hash(&self, path: &str) -> String {
+        upper_hex(&Sha512::digest(self.openapi(path).to_string()))
+    }
+
+    /// Whether what an OpenAPI document describes has not been edited.
+    fn is_as_recorded(&self, path: &str) -> bool {
+        let Some((group, version)) = openapi::group_version(path) else { return true };
+        let [api, apis] = &self.as_recorded;
+        let recorded = if group.is_empty() { api } else { apis };
+        let now = &self.half(group).value;
+        discovery::find_version(now, group, version) == discovery::find_version(recorded, group, version)
     }
 
     /// The APIServices as `PartialObjectMetadataList`.
@@ -226,10 +251,6 @@ impl Documents {
         }
         paths
     }
-}
-
-fn openapi_hash(path: &str) -> String {
-    upper_hex(&Sha512::digest(path))
 }
 
 pub(crate) fn upper_hex(bytes: &[u8]) -> String {
@@ -425,6 +446,22 @@ mod tests {
             let paths = |root: &Value| root["paths"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
             assert_eq!(paths(&made), paths(&recorded), "{version}");
         }
+    }
+
+    #[test]
+    fn an_openapi_hash_changes_with_what_it_describes() {
+        let mut documents = Documents::recorded("1.37.2").unwrap();
+        let hash = |documents: &Documents, path: &str| documents.openapi_hash(path).unwrap();
+        let (apps, batch) = (hash(&documents, "apis/apps/v1"), hash(&documents, "apis/batch/v1"));
+        let mut apis = documents.apis.value.clone();
+        discovery::add_resource(&mut apis, "apps", "v1", discovery::Resource::new("things", "Thing"));
+        discovery::add_resource(&mut apis, "hangar.example.com", "v1", discovery::Resource::new("planes", "Plane"));
+        documents.set_apis(apis);
+        assert_ne!(hash(&documents, "apis/apps/v1"), apps);
+        assert_eq!(hash(&documents, "apis/batch/v1"), batch);
+        assert_eq!(hash(&documents, "apis/hangar.example.com/v1").len(), 128);
+        let planes = documents.openapi("apis/hangar.example.com/v1");
+        assert!(planes["paths"]["/apis/hangar.example.com/v1/namespaces/{namespace}/planes"].is_object(), "{planes}");
     }
 
     #[test]

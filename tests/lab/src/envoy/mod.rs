@@ -34,7 +34,7 @@ use tokio::process::{Child, Command};
 
 pub use config::Config;
 pub use func_e::FuncE;
-pub use install::{ENVOY_VERSION, FUNC_E_VERSION, cache, envoy_binary, func_e_binary};
+pub use install::{ENVOY_VERSION, FUNC_E_VERSION, KUBECTL_VERSION, cache, envoy_binary, func_e_binary, kubectl_binary};
 
 use crate::{
     client::{Answer, Client},
