@@ -13,6 +13,12 @@
 //! 4. Where Envoy could not reach an apiserver, [`local_reply`] turns its answer into one that Kubernetes clients can
 //!    read, and says "try again" only where nothing can have been executed.
 //!
+//! # The life of a discovery request
+//!
+//! It goes to an apiserver too, and its answer is replaced by that of the whole cluster: the documents of all apiservers
+//! [merged](discovery::merge), in the form that the client [wants](discovery::negotiate), made
+//! [once for each change](peers::cluster_discovery).
+//!
 //! # The life of the table
 //!
 //! [`peers::refresh`] says which apiserver is to be asked now, for which of its two [discovery documents]; the answers

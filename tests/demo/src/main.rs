@@ -21,7 +21,7 @@ struct Row {
 const NEW_GROUP: &str = "/apis/storagemigration.k8s.io/v1/storageversionmigrations";
 
 /// While all apiservers are up.
-const MIXED: [Row; 6] = [
+const MIXED: [Row; 7] = [
     Row {
         method: "GET",
         path: "/api/v1/namespaces/shop/pods",
@@ -30,6 +30,13 @@ const MIXED: [Row; 6] = [
         why: "served here: stays here",
     },
     Row { method: "GET", path: NEW_GROUP, without: "404 cp-1", with: "200 cp-2", why: "only 1.37 knows this group" },
+    Row {
+        method: "GET",
+        path: "/apis/storagemigration.k8s.io/v1",
+        without: "404 cp-1",
+        with: "200",
+        why: "discovery: Envoy tells of the whole cluster",
+    },
     Row {
         method: "POST",
         path: "/apis/certificates.k8s.io/v1/clustertrustbundles",

@@ -234,6 +234,11 @@ impl ControlPlane {
                     Ok(answer) if answer.status == 200 => {}
                     other => return Err(other.map(|answer| (answer.status, answer.text()))),
                 }
+                // Until all have been tried once, discovery is a 503.
+                match self.get("/apis").await {
+                    Ok(answer) if answer.status == 200 => {}
+                    other => return Err(other.map(|answer| (answer.status, answer.text()))),
+                }
             }
             Ok(())
         })
