@@ -755,7 +755,6 @@ async fn what_may_be_incomplete_says_so() {
     for target in [unknown.clone(), format!("{unknown}/")] {
         let answer = plane.get(&target).await.unwrap();
         assert_eq!((answer.status, answer.json().unwrap()["kind"].as_str()), (503, Some("Status")), "{target}");
-        assert_eq!(answer.header("retry-after").as_deref(), Some("1"), "{target}");
     }
     assert_eq!(walk(&plane.client).await.unwrap(), [(unknown, 503)]);
     assert!(plane.aggregated("/apis").await.unwrap().text().contains(NEW_GROUP));
