@@ -66,7 +66,7 @@ pub struct Version<'d> {
 
 /// Merges documents.
 ///
-/// As Kubernetes does: groups, versions and resources are united in [a common order](in_common_order), groups over all
+/// As Kubernetes does: groups, versions and resources are united in a common order (`discovery::order`), groups over all
 /// documents at once, versions and resources document after document; a resource that is the same everywhere stays as it
 /// is; of one that is not, verbs and subresources are united and sorted, and all else is the first apiserver's.
 ///
