@@ -222,17 +222,18 @@ impl ControlPlane {
     }
 
     /// Waits until every worker knows what the apiservers serve under `/apis`: a type that only `cp-2` serves is reached on
-    /// all of them.
+    /// all of them, and discovery is told.
     ///
     /// # Errors
     /// It takes longer than [`PATIENCE`].
     pub async fn settled(&self) -> Result<()> {
         eventually(PATIENCE, "all workers to know all apiservers", async || {
             for _ in 0..EVERY_WORKER {
-                let answer = self.get("/apis/storagemigration.k8s.io/v1/storageversionmigrations").await;
-                match answer {
-                    Ok(answer) if answer.status == 200 => {}
-                    other => return Err(other.map(|answer| (answer.status, answer.text()))),
+                for target in ["/apis/storagemigration.k8s.io/v1/storageversionmigrations", "/apis"] {
+                    match self.get(target).await {
+                        Ok(answer) if answer.status == 200 => {}
+                        other => return Err(other.map(|answer| (answer.status, answer.text()))),
+                    }
                 }
                 // Until all have been tried once, discovery is a 503.
                 match self.get("/apis").await {
