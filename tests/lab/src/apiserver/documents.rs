@@ -1,6 +1,6 @@
 //! What one stub apiserver says about itself: discovery documents, their legacy forms, OpenAPI, APIServices.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -69,6 +69,8 @@ pub(crate) struct Documents {
     pub(crate) apis: Document,
     /// `/api` and `/apis` as they were recorded: of what still is in them, the recorded OpenAPI hashes are true.
     as_recorded: [Value; 2],
+    /// Made once: the hashes of big documents take their time.
+    openapi_root: OnceLock<Bytes>,
     /// The full APIServiceList.
     pub(crate) api_services: Value,
 }
@@ -82,16 +84,19 @@ impl Documents {
             as_recorded: [api.value.clone(), apis.value.clone()],
             api,
             apis,
+            openapi_root: OnceLock::new(),
             api_services: fixtures::discovery_json(version, "apiservices.json")?,
         })
     }
 
     pub(crate) fn set_api(&mut self, value: Value) {
         self.api = Document::edited(value);
+        self.openapi_root = OnceLock::new();
     }
 
     pub(crate) fn set_apis(&mut self, value: Value) {
         self.apis = Document::edited(value);
+        self.openapi_root = OnceLock::new();
     }
 
     /// The half of a group.
@@ -129,7 +134,11 @@ impl Documents {
     }
 
     /// The OpenAPI v3 root: the recorded one, with the group-versions that the documents have today.
-    pub(crate) fn openapi_root(&self) -> Vec<u8> {
+    pub(crate) fn openapi_root(&self) -> Bytes {
+        self.openapi_root.get_or_init(|| self.make_openapi_root().into()).clone()
+    }
+
+    fn make_openapi_root(&self) -> Vec<u8> {
         let recorded = fixtures::discovery_if_recorded(&self.version, "openapi-v3-root.json");
         let recorded = recorded.unwrap_or_else(|| b"{\"paths\":{}}".to_vec());
         if self.api.recorded && self.apis.recorded {
