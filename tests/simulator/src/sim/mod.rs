@@ -49,6 +49,7 @@ enum Event {
     Configures { envoy: usize, worker: usize },
     Drained { root: u64 },
     HealthChecks(usize),
+    Livez,
 }
 
 /// An Envoy process.
@@ -326,6 +327,7 @@ impl Sim {
             Event::Configures { envoy, worker } => self.configures(envoy, worker),
             Event::Drained { root } => self.drained(root),
             Event::HealthChecks(envoy) => self.checks_health(envoy),
+            Event::Livez => self.livez(),
         }
     }
 
@@ -348,12 +350,12 @@ impl Sim {
         let Some(placed) = self.roots.get_mut(&number) else { return };
         let envoy = placed.envoy;
         let (now, clock) = (self.now, self.now + self.envoys[envoy].clock);
-        let led = placed.root.leads;
+        let before = placed.root.role;
         placed.root.stand(&mut self.envoys[envoy].shared, seen, clock);
         placed.root.ticked_at = seen_at;
-        if led != placed.root.leads {
-            let (worker, leads) = (placed.worker, placed.root.leads);
-            tell!(self, "envoy {envoy} worker {worker} root {number} {}", if leads { "leads" } else { "follows" });
+        if before != placed.root.role {
+            let (worker, role) = (placed.worker, placed.root.role);
+            tell!(self, "envoy {envoy} worker {worker} root {number} is a {role:?} now");
         }
         for id in self.roots[&number].root.lost(clock) {
             self.lose(number, id);
@@ -394,7 +396,7 @@ impl Sim {
         let now = self.now;
         let recently = TICK + millis(100);
         let of_this = self.roots.iter().filter(|(_, placed)| placed.envoy == envoy);
-        let leaders: Vec<u64> = of_this.filter(|(_, placed)| placed.root.leads).map(|(number, _)| *number).collect();
+        let leaders: Vec<u64> = of_this.filter(|(_, placed)| placed.root.leads()).map(|(number, _)| *number).collect();
         let polling = leaders.iter().filter(|number| self.roots[number].root.ticked_at + recently >= now).count();
         let process = &mut self.envoys[envoy];
         let since = if polling > 1 { Some(process.two_lead_since.unwrap_or(now)) } else { None };
@@ -455,7 +457,8 @@ impl Sim {
         let mut root = Root::new(config, members, id, &self.envoys[envoy].shared, clock, self.plant);
         root.ticked_at = self.now;
         self.envoys[envoy].disturbed_at = self.envoys[envoy].disturbed_at.max(self.now);
-        tell!(self, "envoy {envoy} worker {worker} loads root {number}, apiservers {:?}", root.apiservers);
+        let polled: Vec<_> = root.config.apiservers.iter().map(|apiserver| &*apiserver.discovery_cluster).collect();
+        tell!(self, "envoy {envoy} worker {worker} loads root {number}, which polls {polled:?}");
         self.roots.insert(number, Placed { root, envoy, worker, armed: 0, until });
         self.at(TICK, Event::Tick { root: number, timer: 0 });
         number

@@ -138,7 +138,7 @@ impl Sim {
         let was_stopped_cleanly = self.apiservers[apiserver].stopped_cleanly;
         let (change, released) =
             placed.root.answered(&mut process.shared, id, answer, was_stopped_cleanly, clock, random);
-        let leads = placed.root.leads;
+        let leads = placed.root.leads();
         if let Some((call, answer)) = returned
             && change.word == Some(Word::Good)
             && let Some(says) = &answer.says
