@@ -42,6 +42,8 @@ pub struct Root {
     pub apiservers: Vec<usize>,
     /// What it polls.
     pub role: Role,
+    /// When it was loaded, by the world's clock.
+    pub loaded_at: Duration,
     /// The latest tick, by the world's clock.
     pub ticked_at: Duration,
     /// When the next tick is due after this one.
@@ -114,6 +116,7 @@ impl Root {
             config,
             apiservers,
             role: Role::default(),
+            loaded_at: Duration::ZERO,
             ticked_at: Duration::ZERO,
             period: TICK,
             timer: 0,

@@ -366,7 +366,9 @@ impl Sim {
         }
         let Some(placed) = self.roots.get_mut(&number) else { return };
         if placed.root.publish(&mut self.envoys[envoy].shared, clock) {
-            self.envoys[envoy].ledger.published(number, now);
+            let apiservers = placed.root.config.apiservers.iter();
+            let clusters: Vec<_> = apiservers.map(|apiserver| apiserver.discovery_cluster.as_str()).collect();
+            self.envoys[envoy].ledger.published(number, &clusters, now);
         }
         self.see_who_leads(envoy);
         if self.roots[&number].root.timer == timer {
@@ -432,7 +434,9 @@ impl Sim {
     /// A worker gets the newest configuration; the root of the one before goes on until its listener is drained.
     fn configures(&mut self, envoy: usize, worker: usize) {
         if let Some(old) = self.envoys[envoy].workers[worker].current.take() {
-            let drain = self.some_millis(100, 30_000);
+            // Envoy waits for ten minutes, by default, or until the last connection is gone.
+            let longest = if self.rng.u8(..4) == 0 { 600_000 } else { 30_000 };
+            let drain = self.some_millis(100, longest);
             if let Some(placed) = self.roots.get_mut(&old) {
                 placed.until = Some(self.now + drain);
             }
@@ -455,7 +459,7 @@ impl Sim {
         let (number, id) = (self.number(), self.rng.u64(..));
         let clock = self.clock(envoy);
         let mut root = Root::new(config, members, id, &self.envoys[envoy].shared, clock, self.plant);
-        root.ticked_at = self.now;
+        (root.loaded_at, root.ticked_at) = (self.now, self.now);
         self.envoys[envoy].disturbed_at = self.envoys[envoy].disturbed_at.max(self.now);
         let polled: Vec<_> = root.config.apiservers.iter().map(|apiserver| &*apiserver.discovery_cluster).collect();
         tell!(self, "envoy {envoy} worker {worker} loads root {number}, which polls {polled:?}");

@@ -144,7 +144,7 @@ impl Sim {
             && let Some(says) = &answer.says
         {
             let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
-            process.ledger.told(cluster, call.polled, (root, leads), call.sent_at, call.sent_on_clock, says);
+            process.ledger.told(cluster, call.polled, (root, leads), (call.sent_at, now), call.sent_on_clock, says);
         }
         let status = returned.map(|(_, answer)| answer.status);
         tell!(
