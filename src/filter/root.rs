@@ -67,6 +67,9 @@ impl RootContext for Root {
     fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
         // Envoy starts no stream before the configuration was accepted; if it did, the request would pass untouched.
         let shared = self.configured.as_ref().map(|configured| Rc::clone(&configured.shared));
+        if let Some(shared) = &shared {
+            shared.note_request();
+        }
         Some(Box::new(Http::new(context_id, shared)))
     }
 

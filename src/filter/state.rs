@@ -19,7 +19,7 @@ use crate::peers::cluster_discovery::{self, ClusterDiscovery};
 use crate::peers::documents::{Documents, Kind};
 use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
-use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Settings, Subject, Word};
+use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Role, Settings, Subject, Word};
 use crate::peers::snapshot::Snapshot;
 use crate::peers::table::{ApiserverSet, View};
 use crate::quote::quoted_bytes;
@@ -40,7 +40,8 @@ pub(super) struct Shared {
     root_id: u32,
     data: SharedData,
     candidate: Candidate,
-    leads: Cell<bool>,
+    role: Cell<Role>,
+    has_requests: Cell<bool>,
     /// The generation that was read or published last.
     generation: Cell<u64>,
     /// The leader knows more than it has published.
@@ -76,7 +77,8 @@ impl Shared {
             root_id,
             data: SharedData::of_this_plugin(),
             candidate,
-            leads: Cell::default(),
+            role: Cell::default(),
+            has_requests: Cell::default(),
             generation: Cell::default(),
             has_news: Cell::default(),
             view: RefCell::new(Rc::new(peers.view())),
@@ -141,23 +143,36 @@ impl Shared {
     /// Looks who leads, and takes over what that one has published.
     pub(super) fn stand(&self) {
         let (seen, now) = (self.data.lease(), host::monotonic_now());
-        let leads = match self.candidate.step(seen.value, now) {
-            Step::Lead => true,
-            Step::Write(lease) => self.data.write_lease(&lease, &seen),
-            Step::Follow => seen.value.is_some_and(|lease| lease.generation == EACH_FOR_ITSELF),
-        };
         let published = seen.value.map_or(0, |lease| lease.generation);
+        let role = match self.candidate.step(seen.value, now) {
+            Step::Lead => Role::Leader,
+            Step::Write(lease) if self.data.write_lease(&lease, &seen) => Role::Leader,
+            Step::Follow | Step::Stray if published == EACH_FOR_ITSELF => Role::Leader,
+            Step::Write(_) | Step::Follow => Role::Follower,
+            Step::Stray => Role::Stray,
+        };
         if published != self.generation.get() && published != EACH_FOR_ITSELF {
             self.adopt();
             self.generation.set(published);
         }
-        if self.leads.replace(leads) != leads {
+        let leads = role == Role::Leader;
+        let has_led = self.role.replace(role) == Role::Leader;
+        if leads != has_led {
             log::info!("this worker {}", if leads { "polls for all" } else { "leaves polling to another" });
         }
         if leads {
             let woken = self.data.woken(self.candidate.poll_set);
             woken.iter().for_each(|apiserver| self.peers.borrow_mut().hurry(apiserver, now));
         }
+    }
+
+    fn leads(&self) -> bool {
+        self.role.get() == Role::Leader
+    }
+
+    /// A request has come. The clock is read with the next tick.
+    pub(super) fn note_request(&self) {
+        self.has_requests.set(true);
     }
 
     /// The questions to send now.
@@ -171,12 +186,16 @@ impl Shared {
             self.show();
             self.has_news.set(true);
         }
-        self.peers.borrow_mut().due(now, self.leads.get())
+        let mut peers = self.peers.borrow_mut();
+        if self.has_requests.replace(false) {
+            peers.note_request(now);
+        }
+        peers.due(now, self.role.get())
     }
 
     /// Tells the other workers what they do not know yet.
     pub(super) fn publish(&self) {
-        if !self.leads.get() || !self.has_news.replace(false) {
+        if !self.leads() || !self.has_news.replace(false) {
             return;
         }
         // Before what refers to them, so that a leader that dies in between leaves too much and never too little.
@@ -315,7 +334,7 @@ impl Shared {
 
     /// Makes whoever leads poll apiservers soon.
     fn wake_leader(&self, whom: ApiserverSet) {
-        if !self.leads.get() {
+        if !self.leads() {
             self.data.wake(self.candidate.poll_set, whom);
         }
     }
@@ -343,6 +362,10 @@ impl Shared {
             released.into_iter().for_each(|released| self.release(released));
         }
         if change.word.is_some() {
+            if self.role.get() == Role::Stray {
+                // What the leader makes is for another configuration.
+                self.merge();
+            }
             self.discovery_answered(id);
         }
         change

@@ -1,9 +1,9 @@
 //! Who of an Envoy's workers polls the apiservers for all of them.
 //!
 //! Each worker has a VM of its own, and all of them see one small record in Envoy's shared data: the [`Lease`]. Whoever
-//! holds it polls and publishes; the others read. It is renewed long before it ends, so a holder that dies is replaced
-//! within one lease. Pure: the record comes in, and what to write comes out; the caller writes it only if nobody else has
-//! written meanwhile (compare and swap).
+//! holds it polls and publishes; the others read, and poll for themselves what its configuration leaves out. It is renewed
+//! long before it ends, so a holder that dies is replaced within one lease. Pure: the record comes in, and what to write
+//! comes out; the caller writes it only if nobody else has written meanwhile (compare and swap).
 
 use std::time::Duration;
 
@@ -41,7 +41,9 @@ pub struct Lease {
 pub struct Candidate {
     /// A random number of its own.
     pub id: u64,
-    /// When its configuration was loaded. Of two that want different things the newer one counts.
+    /// When its configuration was loaded. Of two that want different things the newer one counts: the current one, or an
+    /// older one that a trapped VM has loaded again while its listener is being drained. Nothing tells them apart, for a
+    /// rollback looks the same.
     pub configured_at: Duration,
     /// Hash of what the configuration wants to be polled. Candidates with the same one can stand in for each other.
     pub poll_set: u64,
@@ -54,8 +56,10 @@ pub enum Step {
     Lead,
     /// It leads if it can write this lease before anybody else writes another.
     Write(Lease),
-    /// Another one leads.
+    /// Another one leads that wants the same to be polled.
     Follow,
+    /// Another one leads that wants something else to be polled.
+    Stray,
 }
 
 impl Candidate {
@@ -74,7 +78,11 @@ impl Candidate {
             (false, true) => true,
             (false, false) => lease.expires_at.saturating_add(REPLACED_PATIENCE) <= now,
         };
-        if may_claim { Step::Write(self.lease(now, lease.generation)) } else { Step::Follow }
+        match (may_claim, wants_the_same) {
+            (true, _) => Step::Write(self.lease(now, lease.generation)),
+            (false, true) => Step::Follow,
+            (false, false) => Step::Stray,
+        }
     }
 
     /// The lease that it would hold from now on.
@@ -122,8 +130,8 @@ mod tests {
                 Step::Write(new.lease(millis(10_001), 42)),
                 "a newer configuration leads at once",
             ),
-            (old, Some(held), 10_001, Step::Follow, "an older one has been replaced"),
-            (old, Some(held), 12_199, Step::Follow, "and keeps quiet for a while longer"),
+            (old, Some(held), 10_001, Step::Stray, "an older one has been replaced"),
+            (old, Some(held), 12_199, Step::Stray, "and keeps quiet for a while longer"),
             (
                 old,
                 Some(held),
@@ -151,7 +159,7 @@ mod tests {
                         lease = Some(next);
                         leaders.push(candidate.id);
                     }
-                    Step::Follow => {}
+                    Step::Follow | Step::Stray => {}
                 }
             }
             assert!(leaders.len() <= 1, "tick {tick}: {leaders:?}");

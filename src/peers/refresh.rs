@@ -83,6 +83,8 @@ pub struct Peers {
     table: Rc<Table>,
     exclusions: Exclusions,
     avoided: ApiserverSet,
+    /// See [`Self::note_request`].
+    requested_at: Option<Duration>,
     /// How many questions have been sent.
     sent: u64,
 }
@@ -101,6 +103,8 @@ struct Poll {
     sent_at: Option<Duration>,
     /// When the question was sent whose answer, or want of one, made this state. Maybe another worker's.
     heard: Option<Duration>,
+    /// When whoever leads sent its latest question that is known of here.
+    covered: Option<Duration>,
     /// When the question was sent whose answer is the latest good one: how old what we know is.
     told: Option<Duration>,
     /// When the question was sent that brought the document which counts: tells a newer one from an older.
@@ -123,6 +127,18 @@ struct InFlight {
     deadline: Duration,
     /// Another document was adopted from another worker meanwhile.
     is_overtaken: bool,
+}
+
+/// What a root polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// All, for all workers.
+    Leader,
+    /// Nothing: the leader wants the same.
+    #[default]
+    Follower,
+    /// For itself, what the leader does not: that one's configuration is another.
+    Stray,
 }
 
 /// A question that is due: a GET of [`Subject::path`] from an apiserver.
@@ -321,6 +337,7 @@ impl Peers {
             table: Rc::default(),
             exclusions,
             avoided: ApiserverSet::EMPTY,
+            requested_at: None,
             sent: 0,
         }
     }
@@ -351,20 +368,24 @@ impl Peers {
     }
 
     /// The questions that are due, each of which counts as sent from now on. A tick that comes late finds each due once.
-    /// Who does not lead polls nobody, and sends only what was [asked](Self::ask) for.
-    pub fn due(&mut self, now: Duration, leads: bool) -> Vec<Question> {
+    /// Whatever the role, what was [asked](Self::ask) for is sent.
+    pub fn due(&mut self, now: Duration, role: Role) -> Vec<Question> {
+        // A replaced configuration that serves no more requests falls silent. What it polled for the last of them stays
+        // fresh for as long again.
+        let is_idle = is_over(self.requested_at, self.patience(self.settings.interval), now);
+        let role = if role == Role::Stray && is_idle { Role::Follower } else { role };
         let mut questions = Vec::new();
         for apiserver in 0..self.apiservers.len() {
             for half in Half::ALL {
-                questions.extend(self.send(apiserver, Subject::Half(half), now, leads));
+                questions.extend(self.send(apiserver, Subject::Half(half), now, role));
             }
             if self.settings.merges {
-                questions.extend(self.send(apiserver, Subject::OpenApi, now, leads));
+                questions.extend(self.send(apiserver, Subject::OpenApi, now, role));
             }
         }
         if self.settings.api_services {
             let apiserver = self.settings.local.unwrap_or_else(|| self.whom_to_ask_for_api_services());
-            questions.extend(self.send(apiserver, Subject::ApiServices, now, leads));
+            questions.extend(self.send(apiserver, Subject::ApiServices, now, role));
         }
         questions
     }
@@ -376,21 +397,35 @@ impl Peers {
         fresh.or_else(|| in_turn.checked_rem(self.apiservers.len())).unwrap_or_default()
     }
 
-    fn send(&mut self, apiserver: usize, subject: Subject, now: Duration, leads: bool) -> Option<Question> {
-        let (patience, interval) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.interval_of(subject));
+    fn send(&mut self, apiserver: usize, subject: Subject, now: Duration, role: Role) -> Option<Question> {
+        let interval = self.interval_of(subject);
+        let (lost_after, patience) = (self.settings.timeout.saturating_add(LOST_ANSWER_GRACE), self.patience(interval));
         let number = self.sent.saturating_add(1);
         let poll = self.poll_mut(apiserver, subject)?;
-        if !poll.is_due(now, leads) {
+        let polls = match role {
+            Role::Leader => true,
+            Role::Follower => false,
+            Role::Stray => is_over(poll.covered, patience, now),
+        };
+        if !poll.is_due(now, polls) {
             return None;
+        }
+        if role == Role::Leader {
+            poll.covered = Some(now);
         }
         let id = QuestionId { apiserver, subject, number };
         poll.is_wanted = false;
         poll.sent_at = Some(now);
         poll.next_due = now.saturating_add(interval);
-        poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(patience), is_overtaken: false });
-        let if_none_match = poll.etag.clone().filter(|_| !(leads && poll.lacks_body));
+        poll.in_flight = Some(InFlight { id, deadline: now.saturating_add(lost_after), is_overtaken: false });
+        let if_none_match = poll.etag.clone().filter(|_| !(polls && poll.lacks_body));
         self.sent = number;
         Some(Question { id, if_none_match })
+    }
+
+    /// How long what is polled once an interval may not have been heard of: two polls may get lost.
+    const fn patience(&self, interval: Duration) -> Duration {
+        interval.saturating_mul(3).saturating_add(self.settings.timeout)
     }
 
     fn interval_of(&self, subject: Subject) -> Duration {
@@ -466,6 +501,11 @@ impl Peers {
         Asking::Awaited
     }
 
+    /// A request has come, or several: see [`Role::Stray`].
+    pub const fn note_request(&mut self, now: Duration) {
+        self.requested_at = Some(now);
+    }
+
     /// There is a reason to believe that an apiserver says something else by now: it is polled soon, unless it is being
     /// left in peace.
     pub fn hurry(&mut self, apiserver: usize, now: Duration) {
@@ -497,10 +537,10 @@ impl Peers {
     /// Forgets types and exclusions that vanished long enough ago, and doubts what nobody has confirmed for long; whether
     /// the view is another one now.
     pub fn forget(&mut self, now: Duration) -> bool {
-        let patience = self.settings.interval.saturating_mul(3).saturating_add(self.settings.timeout);
+        let patience = self.patience(self.settings.interval);
         let mut is_another = false;
         for poll in self.apiservers.iter_mut().flatten().filter(|poll| poll.is_fresh) {
-            let is_old = poll.heard.is_none_or(|heard| heard.saturating_add(patience) < now);
+            let is_old = is_over(poll.heard, patience, now);
             poll.is_fresh = !is_old;
             is_another |= is_old;
         }
@@ -693,7 +733,8 @@ impl Peers {
         Some([core, groups, open_api])
     }
 
-    /// How far the documents of a half can be relied upon.
+    /// How far the documents of a half can be relied upon. No request comes here, and inlined it would take kilobytes.
+    #[inline(never)]
     fn health(&self, half: Half) -> Health {
         let set = |is_member: fn(&Poll) -> bool| -> ApiserverSet {
             let members = self.apiservers.iter().enumerate().filter(|(_, halves)| is_member(poll_of(halves, half)));
@@ -822,6 +863,7 @@ impl Poll {
             self.next_due = state.next_due;
             self.failures = state.failures;
         }
+        self.covered = self.covered.max(state.heard);
         // A poll that failed later says nothing of a document: an older one must not replace a newer.
         let is_newer = state.told > self.told;
         if is_newer {
@@ -840,10 +882,15 @@ impl Poll {
         is_newer
     }
 
-    fn is_due(&self, now: Duration, leads: bool) -> bool {
+    fn is_due(&self, now: Duration, polls: bool) -> bool {
         let is_spaced = self.sent_at.is_none_or(|sent_at| sent_at.saturating_add(SPACING) <= now);
-        self.in_flight.is_none() && is_spaced && (self.is_wanted || (leads && self.next_due <= now))
+        self.in_flight.is_none() && is_spaced && (self.is_wanted || (polls && self.next_due <= now))
     }
+}
+
+/// Whether more than a while has passed since a moment that may never have been.
+fn is_over(moment: Option<Duration>, a_while: Duration, now: Duration) -> bool {
+    moment.is_none_or(|moment| moment.saturating_add(a_while) < now)
 }
 
 const fn poll_of(halves: &[Poll; 2], half: Half) -> &Poll {
@@ -856,6 +903,8 @@ const fn poll_of(halves: &[Poll; 2], half: Half) -> &Poll {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use super::*;
     #[cfg(all(target_family = "wasm", target_os = "unknown"))]
     use wasm_bindgen_test::wasm_bindgen_test as test;
@@ -902,7 +951,7 @@ mod tests {
     /// One apiserver whose documents have been read at second 0.
     fn with_documents() -> Peers {
         let mut peers = peers(1);
-        for question in peers.due(seconds(0), true) {
+        for question in peers.due(seconds(0), Role::Leader) {
             let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
             let change = peers.answered(question.id, response(200, &document(group, "crates")), seconds(0), EVEN);
             assert_eq!(change, Change { word: Some(Word::Good), view: true, event: Some(Event::Recovered) });
@@ -912,7 +961,7 @@ mod tests {
 
     /// The question about `/apis`, which must be due.
     fn groups(peers: &mut Peers, now: u64) -> QuestionId {
-        let due = peers.due(seconds(now), true);
+        let due = peers.due(seconds(now), Role::Leader);
         let groups = due.iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
         groups.unwrap_or_else(|| panic!("nothing is due at {now}")).id
     }
@@ -925,19 +974,19 @@ mod tests {
     #[test]
     fn each_half_of_each_apiserver_is_due_once_an_interval() {
         let mut peers = peers(2);
-        let first = peers.due(seconds(0), true);
+        let first = peers.due(seconds(0), Role::Leader);
         let asked: Vec<_> = first.iter().map(|question| (question.id.apiserver, question.id.subject)).collect();
         let (core, groups) = (Subject::Half(Half::Core), Subject::Half(Half::Groups));
         assert_eq!(asked, [(0, core), (0, groups), (1, core), (1, groups)]);
-        assert_eq!(peers.due(seconds(1), true), [], "all are on their way");
+        assert_eq!(peers.due(seconds(1), Role::Leader), [], "all are on their way");
         for question in first {
             let half = question.id.subject;
             let body = document(if half == core { "" } else { "apps" }, "things");
             peers.answered(question.id, response(200, &body), seconds(1), EVEN);
         }
-        assert_eq!(peers.due(seconds(4), true), [], "not before the interval is over");
-        assert_eq!(peers.due(seconds(95), true).len(), 4, "a late tick causes one poll each");
-        assert_eq!(peers.due(seconds(95), true), [], "and no burst");
+        assert_eq!(peers.due(seconds(4), Role::Leader), [], "not before the interval is over");
+        assert_eq!(peers.due(seconds(95), Role::Leader).len(), 4, "a late tick causes one poll each");
+        assert_eq!(peers.due(seconds(95), Role::Leader), [], "and no burst");
     }
 
     #[test]
@@ -975,7 +1024,7 @@ mod tests {
     #[test]
     fn a_304_keeps_the_document_and_makes_it_fresh() {
         let mut peers = with_documents();
-        let due = peers.due(seconds(6), true);
+        let due = peers.due(seconds(6), Role::Leader);
         assert!(due.iter().all(|question| question.if_none_match.as_deref() == Some("\"tag\"")));
         peers.answered(due[1].id, response(503, ""), seconds(6), EVEN);
         let id = groups(&mut peers, 7);
@@ -1010,11 +1059,17 @@ mod tests {
         let mut now = seconds(6);
         let mut waits = Vec::new();
         for _ in 0..6 {
-            let question =
-                peers.due(now, true).into_iter().find(|question| question.id.subject == Subject::Half(Half::Groups));
+            let question = peers
+                .due(now, Role::Leader)
+                .into_iter()
+                .find(|question| question.id.subject == Subject::Half(Half::Groups));
             peers.answered(question.unwrap().id, response(503, ""), now, EVEN);
             let sent = now;
-            while !peers.due(now, true).iter().any(|question| question.id.subject == Subject::Half(Half::Groups)) {
+            while !peers
+                .due(now, Role::Leader)
+                .iter()
+                .any(|question| question.id.subject == Subject::Half(Half::Groups))
+            {
                 now += Duration::from_millis(100);
             }
             waits.push((now - sent).as_millis());
@@ -1028,7 +1083,10 @@ mod tests {
         let busy = Answer::Response { status: 429, content_type: b"", etag: None, retry_after: Some(b"20"), body: b"" };
         peers.answered(id, busy, seconds(2_000), EVEN);
         assert!(
-            peers.due(seconds(2_019), true).iter().all(|question| question.id.subject != Subject::Half(Half::Groups))
+            peers
+                .due(seconds(2_019), Role::Leader)
+                .iter()
+                .all(|question| question.id.subject != Subject::Half(Half::Groups))
         );
         groups(&mut peers, 2_020);
     }
@@ -1066,23 +1124,23 @@ mod tests {
         let ask = |peers: &mut Peers, mark, now| peers.ask(0, Subject::Half(Half::Groups), mark, now);
         let mark = peers.mark();
         assert_eq!(ask(&mut peers, mark, millis(0)), Asking::Awaited);
-        let due = peers.due(millis(0), true);
+        let due = peers.due(millis(0), Role::Leader);
         assert_eq!(due.len(), 1, "asked at once, and only for the half concerned");
         assert_eq!(ask(&mut peers, mark, millis(10)), Asking::Awaited);
-        assert_eq!(peers.due(millis(10), true), [], "shared: the question was sent after both requests");
+        assert_eq!(peers.due(millis(10), Role::Leader), [], "shared: the question was sent after both requests");
 
         let later = peers.mark();
         assert_eq!(ask(&mut peers, later, millis(20)), Asking::Awaited, "sent before this request");
-        assert_eq!(peers.due(millis(150), true), [], "one at a time");
+        assert_eq!(peers.due(millis(150), Role::Leader), [], "one at a time");
         peers.answered(due[0].id, response(304, ""), millis(150), EVEN);
-        let again = peers.due(millis(150), true);
+        let again = peers.due(millis(150), Role::Leader);
         assert_eq!(again.len(), 1, "and asked again for the later one");
 
         peers.answered(again[0].id, response(304, ""), millis(151), EVEN);
         let mark = peers.mark();
         ask(&mut peers, mark, millis(160));
-        assert_eq!(peers.due(millis(249), true), [], "100 ms apart");
-        let third = peers.due(millis(250), true);
+        assert_eq!(peers.due(millis(249), Role::Leader), [], "100 ms apart");
+        let third = peers.due(millis(250), Role::Leader);
         peers.answered(third[0].id, response(503, ""), millis(250), EVEN);
         let mark = peers.mark();
         assert_eq!(ask(&mut peers, mark, millis(300)), Asking::BackingOff);
@@ -1092,18 +1150,18 @@ mod tests {
     #[test]
     fn reasons_bring_the_next_poll_forward_and_never_cause_a_storm() {
         let mut peers = with_documents();
-        assert_eq!(peers.due(seconds(2), true), [], "an idle second");
+        assert_eq!(peers.due(seconds(2), Role::Leader), [], "an idle second");
         for _ in 0..100 {
             peers.hurry(0, seconds(2));
         }
-        let due = peers.due(seconds(2), true);
+        let due = peers.due(seconds(2), Role::Leader);
         assert_eq!(due.len(), 2, "both halves, once");
         for question in due {
             peers.answered(question.id, response(304, ""), seconds(2), EVEN);
         }
         peers.hurry(0, seconds(2));
-        assert_eq!(peers.due(seconds(2) + Duration::from_millis(900), true), [], "a second apart");
-        assert_eq!(peers.due(seconds(3), true).len(), 2, "deferred, not dropped");
+        assert_eq!(peers.due(seconds(2) + Duration::from_millis(900), Role::Leader), [], "a second apart");
+        assert_eq!(peers.due(seconds(3), Role::Leader).len(), 2, "deferred, not dropped");
     }
 
     #[test]
@@ -1128,17 +1186,17 @@ mod tests {
     fn a_worker_knows_what_the_leader_told() {
         let leader = with_documents();
         let mut follower = peers(1);
-        assert_eq!(follower.due(seconds(1), false), [], "it polls nobody");
+        assert_eq!(follower.due(seconds(1), Role::Follower), [], "it polls nobody");
         assert!(tell(&leader, &mut follower, &NAMES[..1], 1));
         assert!(!tell(&leader, &mut follower, &NAMES[..1], 1), "the same again is no news");
         assert!(serves(&follower, "crates"));
         assert_eq!((follower.view().core, follower.view().groups), (leader.view().core, leader.view().groups));
         assert_eq!(
-            follower.due(seconds(2), true),
+            follower.due(seconds(2), Role::Leader),
             [],
             "one that becomes the leader goes on where the last one stopped"
         );
-        let next = follower.due(seconds(6), true);
+        let next = follower.due(seconds(6), Role::Leader);
         assert!(next.iter().all(|question| question.if_none_match.as_deref() == Some("\"tag\"")));
     }
 
@@ -1148,7 +1206,7 @@ mod tests {
         let mut follower = peers(1);
         tell(&leader, &mut follower, &NAMES[..1], 1);
         follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(2));
-        let question = follower.due(seconds(2), false).remove(0);
+        let question = follower.due(seconds(2), Role::Follower).remove(0);
         follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
         assert!(!tell(&leader, &mut follower, &NAMES[..1], 3));
         assert!(serves(&follower, "newer") && !serves(&follower, "crates"), "its own answer is newer");
@@ -1171,10 +1229,10 @@ mod tests {
         };
         leader.answered(id, answer, seconds(polled_at), EVEN);
         follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(asked_at));
-        let question = follower.due(seconds(asked_at), false).remove(0);
+        let question = follower.due(seconds(asked_at), Role::Follower).remove(0);
         tell(&leader, &mut follower, &NAMES[..1], 8);
         let change = follower.answered(question.id, response(status, body), seconds(9), EVEN);
-        let is_asked_again = !follower.due(seconds(9), false).is_empty();
+        let is_asked_again = !follower.due(seconds(9), Role::Follower).is_empty();
         assert_eq!(is_asked_again, change.word.is_none(), "what settles nothing is asked again");
         (change.word, serves(&follower, "newer"))
     }
@@ -1197,12 +1255,12 @@ mod tests {
     #[test]
     fn the_removal_of_an_apiserver_does_not_hide_what_another_has_just_dropped() {
         let mut leader = peers(2);
-        for question in leader.due(seconds(0), true) {
+        for question in leader.due(seconds(0), Role::Leader) {
             let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
             let resource = if question.id.apiserver == 0 { "shared" } else { "alone" };
             leader.answered(question.id, response(200, &document(group, resource)), seconds(0), EVEN);
         }
-        let due = leader.due(seconds(6), true).into_iter();
+        let due = leader.due(seconds(6), Role::Leader).into_iter();
         for question in due.filter(|question| question.id.subject == Subject::Half(Half::Groups)) {
             let resource = if question.id.apiserver == 0 { "other" } else { "shared" };
             leader.answered(question.id, response(200, &document("depot.k8s.io", resource)), seconds(6), EVEN);
@@ -1223,7 +1281,7 @@ mod tests {
         let (mut leader, mut follower) = (with_documents(), peers(1));
         tell(&leader, &mut follower, &NAMES[..1], 1);
         follower.ask(0, Subject::Half(Half::Groups), follower.mark(), seconds(2));
-        let question = follower.due(seconds(2), false).remove(0);
+        let question = follower.due(seconds(2), Role::Follower).remove(0);
         follower.answered(question.id, response(200, &document("depot.k8s.io", "newer")), seconds(2), EVEN);
         let id = groups(&mut leader, 6);
         leader.answered(id, response(503, ""), seconds(6), EVEN);
@@ -1235,7 +1293,7 @@ mod tests {
     #[test]
     fn apiservers_are_matched_by_name_and_place() {
         let mut leader = peers(2);
-        for question in leader.due(seconds(0), true) {
+        for question in leader.due(seconds(0), Role::Leader) {
             let group = if question.id.subject == Subject::Half(Half::Core) { "" } else { "depot.k8s.io" };
             let resource = if question.id.apiserver == 0 { "zero" } else { "one" };
             leader.answered(question.id, response(200, &document(group, resource)), seconds(0), EVEN);
@@ -1275,7 +1333,7 @@ mod tests {
         let mut peers = peers(2);
         peers.settings.api_services = true;
         peers.settings.local = None;
-        let due = peers.due(seconds(0), true);
+        let due = peers.due(seconds(0), Role::Leader);
         assert_eq!(due.iter().filter(|question| question.id.subject == Subject::ApiServices).count(), 1);
         let id = due[4].id;
         let refused = peers.answered(id, response(403, "{}"), seconds(0), EVEN);
@@ -1283,15 +1341,58 @@ mod tests {
         assert!(message.contains("get and list on apiservices in apiregistration.k8s.io"), "{message}");
         assert!(!refused.view, "nothing is learned, nothing is lost");
 
-        let next = peers.due(seconds(5), true).pop().unwrap().id;
+        let next = peers.due(seconds(5), Role::Leader).pop().unwrap().id;
         assert_eq!((next.subject, next.apiserver), (Subject::ApiServices, 1), "another one, while none has answered");
         peers.answered(next, response(200, &list(&["v1.hangar.k8s.io"])), seconds(5), EVEN);
         assert!(
             peers.exclusions().contain(b"hangar.k8s.io", b"v1") && !peers.exclusions().contain(b"hangar.k8s.io", b"v2")
         );
-        let next = peers.due(seconds(20), true).pop().unwrap().id;
+        let next = peers.due(seconds(20), Role::Leader).pop().unwrap().id;
         peers.answered(next, response(200, &list(&[])), seconds(20), EVEN);
         assert!(!peers.forget(seconds(319)) && peers.exclusions().contain(b"hangar.k8s.io", b"v1"));
         assert!(peers.forget(seconds(321)) && !peers.exclusions().contain(b"hangar.k8s.io", b"v1"));
+    }
+    /// The seconds of the first forty in which `/api` is polled by a root that another configuration leads, while that one
+    /// polls it too in the seconds `covered`, and requests come in the seconds `requested`.
+    fn strays_polls(mut peers: Peers, covered: RangeInclusive<u64>, requested: RangeInclusive<u64>) -> Vec<u64> {
+        let mut leader = with_documents();
+        let mut polled = Vec::new();
+        for second in 1..40 {
+            if covered.contains(&second) {
+                for question in leader.due(seconds(second), Role::Leader) {
+                    leader.answered(question.id, response(304, ""), seconds(second), EVEN);
+                }
+                tell(&leader, &mut peers, &NAMES[..1], second);
+            }
+            if requested.contains(&second) {
+                peers.note_request(seconds(second));
+            }
+            for question in peers.due(seconds(second), Role::Stray) {
+                let is_core = question.id.subject == Subject::Half(Half::Core);
+                let body = document(if is_core { "" } else { "depot.k8s.io" }, "crates");
+                peers.answered(question.id, response(200, &body), seconds(second), EVEN);
+                polled.extend(is_core.then_some(second));
+            }
+        }
+        polled
+    }
+
+    #[test]
+    fn what_the_leader_of_another_configuration_leaves_is_polled_by_whoever_serves_requests() {
+        let (always, never) = (0..=40, 41..=41);
+        let (new, led) = (false, true);
+        for (has_led, covered, requested, expected, why) in [
+            (new, &never, &always, vec![1, 6, 11, 16, 21, 26, 31, 36], "never heard of: at once"),
+            (new, &always, &always, vec![], "the leader polls it too"),
+            (led, &never, &always, vec![19, 24, 29, 34, 39], "it led itself: three intervals and a timeout later"),
+            (led, &(1..=12), &always, vec![29, 34, 39], "the leader polled it last at second 10"),
+            (led, &(25..=40), &always, vec![19, 24], "the leader polls it again"),
+            (new, &never, &never, vec![], "no request has ever come"),
+            (new, &never, &(0..=3), vec![1, 6, 11, 16, 21], "no more requests: three intervals and a timeout longer"),
+            (new, &never, &(30..=30), vec![30, 35], "a request after a long silence"),
+        ] {
+            let peers = if has_led { with_documents() } else { peers(1) };
+            assert_eq!(strays_polls(peers, covered.clone(), requested.clone()), expected, "{why}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Several workers of one Envoy: one polls for all, and what it knows outlives it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use host_emulator::{Host, RootId, Vm, Worker};
@@ -21,6 +22,11 @@ fn configure(worker: &Worker, configuration: &'static str) -> RootId {
 
 /// One tick of a worker's root, in which apiservers answer at once; how many polls it sent.
 fn tick(worker: &Worker, root: RootId) -> usize {
+    polled_in_a_tick(worker, root).len()
+}
+
+/// The same; the clusters that it polled.
+fn polled_in_a_tick(worker: &Worker, root: RootId) -> Vec<String> {
     worker
         .run(move |vm| {
             vm.tick(root);
@@ -28,7 +34,7 @@ fn tick(worker: &Worker, root: RootId) -> usize {
             for call in &calls {
                 vm.respond(call.token, discovery(call));
             }
-            calls.len()
+            calls.into_iter().map(|call| call.upstream).collect()
         })
         .unwrap()
 }
@@ -128,6 +134,34 @@ fn the_newest_configuration_leads_and_an_older_one_falls_silent() {
     assert_eq!(of_old, 0, "the replaced configuration polls nobody");
     assert!((15..=25).contains(&of_new), "{of_new} polls in four intervals, five each");
     assert_eq!(rerouted_to(&worker, old).as_deref(), Some("cp-1"), "and goes on serving until it is drained");
+}
+
+#[test]
+fn what_only_the_current_configuration_names_is_polled_while_an_older_one_leads_again() {
+    let host = Host::new();
+    let (current, trapped) = (host.worker(), host.worker());
+    let current_root = configure(&current, SIDECAR);
+    host.advance(Duration::from_millis(100));
+    tick(&current, current_root);
+    // Its listener is being drained, its VM has trapped, and a stream has loaded it again.
+    let old_root = configure(&trapped, WITHOUT_CP_1);
+    // Whom the current configuration polls in a minute.
+    let polled = |has_requests: bool| -> BTreeSet<String> {
+        let mut polled = BTreeSet::new();
+        for tenth in 0..600 {
+            host.advance(Duration::from_millis(100));
+            tick(&trapped, old_root);
+            if has_requests && tenth % 50 == 0 {
+                assert_eq!(rerouted_to(&current, current_root).as_deref(), Some("cp-1"), "at tenth {tenth}");
+            }
+            polled.extend(polled_in_a_tick(&current, current_root));
+        }
+        polled
+    };
+    assert_eq!(polled(false), BTreeSet::new(), "nobody needs it");
+    assert_eq!(polled(true), BTreeSet::from(["cp-1-poll".to_owned()]), "the others are polled by the leader");
+    assert!(!polled(false).is_empty(), "for a while yet");
+    assert_eq!(polled(false), BTreeSet::new(), "nobody needs it any more");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use mixed_version_proxy::local_reply::{Effect, UpstreamFailure};
 use mixed_version_proxy::peers::election::{Candidate, Lease, Step};
 use mixed_version_proxy::peers::exclusions::Exclusions;
 use mixed_version_proxy::peers::refresh::{
-    Answer, Asking, Change, Peers, PollError, Question, QuestionId, Settings, Subject, Word,
+    Answer, Asking, Change, Peers, PollError, Question, QuestionId, Role, Settings, Subject, Word,
 };
 use mixed_version_proxy::peers::snapshot::Snapshot;
 use mixed_version_proxy::peers::table::{ApiserverSet, View};
@@ -40,8 +40,10 @@ pub struct Root {
     pub config: Config,
     /// Which apiserver of the world each configured one is.
     pub apiservers: Vec<usize>,
-    /// It polls for all workers.
-    pub leads: bool,
+    /// What it polls.
+    pub role: Role,
+    /// When it was loaded, by the world's clock.
+    pub loaded_at: Duration,
     /// The latest tick, by the world's clock.
     pub ticked_at: Duration,
     /// When the next tick is due after this one.
@@ -52,6 +54,7 @@ pub struct Root {
     pub calls: BTreeMap<u64, QuestionId>,
     candidate: Candidate,
     generation: u64,
+    has_requests: bool,
     has_news: bool,
     peers: Peers,
     held: Held,
@@ -112,13 +115,15 @@ impl Root {
             view: peers.view(),
             config,
             apiservers,
-            leads: false,
+            role: Role::default(),
+            loaded_at: Duration::ZERO,
             ticked_at: Duration::ZERO,
             period: TICK,
             timer: 0,
             calls: BTreeMap::new(),
             candidate,
             generation: 0,
+            has_requests: false,
             has_news: false,
             peers,
             held: Held::default(),
@@ -134,6 +139,11 @@ impl Root {
         &self.view
     }
 
+    /// It polls for all workers.
+    pub fn leads(&self) -> bool {
+        self.role == Role::Leader
+    }
+
     /// How many answers are held.
     pub fn held(&self) -> usize {
         self.held.len()
@@ -146,18 +156,18 @@ impl Root {
 
     /// The first half of a tick: who leads? `seen` may have been overtaken by another worker.
     pub fn stand(&mut self, shared: &mut SharedData, seen: &Seen<Lease>, now: Duration) {
-        let leads = match self.candidate.step(seen.value, now) {
-            Step::Lead => true,
-            Step::Write(lease) => shared.write_lease(&lease, seen),
-            Step::Follow => false,
+        self.role = match self.candidate.step(seen.value, now) {
+            Step::Lead => Role::Leader,
+            Step::Write(lease) if shared.write_lease(&lease, seen) => Role::Leader,
+            Step::Write(_) | Step::Follow => Role::Follower,
+            Step::Stray => Role::Stray,
         };
         let published = seen.value.map_or(0, |lease| lease.generation);
         if published != self.generation {
             self.adopt(shared, now);
             self.generation = published;
         }
-        self.leads = leads;
-        if leads {
+        if self.leads() {
             let woken = shared.woken(self.candidate.poll_set);
             woken.iter().for_each(|apiserver| self.peers.hurry(apiserver, now));
         }
@@ -176,12 +186,15 @@ impl Root {
         if self.peers.forget(now) {
             self.view = self.peers.view();
         }
-        self.peers.due(now, self.leads)
+        if std::mem::take(&mut self.has_requests) {
+            self.peers.note_request(now);
+        }
+        self.peers.due(now, self.role)
     }
 
     /// Publishes what is new; whether it has.
     pub fn publish(&mut self, shared: &mut SharedData, now: Duration) -> bool {
-        if !self.leads || !std::mem::take(&mut self.has_news) {
+        if !self.leads() || !std::mem::take(&mut self.has_news) {
             return false;
         }
         let names = names(&self.config);
@@ -266,6 +279,7 @@ impl Root {
         has_loop_header: bool,
         random: u32,
     ) -> (Sent, Option<Decision>) {
+        self.has_requests = true;
         let path =
             if self.plant == Some(Plant::IgnoreSubresources) { without_subresource(path) } else { path.to_vec() };
         let mut sent = Sent { path: None, to: To::Here, mark: self.peers.mark(), effect: Effect::Possible };
@@ -414,7 +428,7 @@ impl Root {
     }
 
     fn wake_leader(&self, shared: &mut SharedData, whom: ApiserverSet) {
-        if !self.leads {
+        if !self.leads() {
             shared.wake(self.candidate.poll_set, whom);
         }
     }

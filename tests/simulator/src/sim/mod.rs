@@ -49,6 +49,7 @@ enum Event {
     Configures { envoy: usize, worker: usize },
     Drained { root: u64 },
     HealthChecks(usize),
+    Livez,
 }
 
 /// An Envoy process.
@@ -326,6 +327,7 @@ impl Sim {
             Event::Configures { envoy, worker } => self.configures(envoy, worker),
             Event::Drained { root } => self.drained(root),
             Event::HealthChecks(envoy) => self.checks_health(envoy),
+            Event::Livez => self.livez(),
         }
     }
 
@@ -348,12 +350,12 @@ impl Sim {
         let Some(placed) = self.roots.get_mut(&number) else { return };
         let envoy = placed.envoy;
         let (now, clock) = (self.now, self.now + self.envoys[envoy].clock);
-        let led = placed.root.leads;
+        let before = placed.root.role;
         placed.root.stand(&mut self.envoys[envoy].shared, seen, clock);
         placed.root.ticked_at = seen_at;
-        if led != placed.root.leads {
-            let (worker, leads) = (placed.worker, placed.root.leads);
-            tell!(self, "envoy {envoy} worker {worker} root {number} {}", if leads { "leads" } else { "follows" });
+        if before != placed.root.role {
+            let (worker, role) = (placed.worker, placed.root.role);
+            tell!(self, "envoy {envoy} worker {worker} root {number} is a {role:?} now");
         }
         for id in self.roots[&number].root.lost(clock) {
             self.lose(number, id);
@@ -364,7 +366,9 @@ impl Sim {
         }
         let Some(placed) = self.roots.get_mut(&number) else { return };
         if placed.root.publish(&mut self.envoys[envoy].shared, clock) {
-            self.envoys[envoy].ledger.published(number, now);
+            let apiservers = placed.root.config.apiservers.iter();
+            let clusters: Vec<_> = apiservers.map(|apiserver| apiserver.discovery_cluster.as_str()).collect();
+            self.envoys[envoy].ledger.published(number, &clusters, now);
         }
         self.see_who_leads(envoy);
         if self.roots[&number].root.timer == timer {
@@ -394,7 +398,7 @@ impl Sim {
         let now = self.now;
         let recently = TICK + millis(100);
         let of_this = self.roots.iter().filter(|(_, placed)| placed.envoy == envoy);
-        let leaders: Vec<u64> = of_this.filter(|(_, placed)| placed.root.leads).map(|(number, _)| *number).collect();
+        let leaders: Vec<u64> = of_this.filter(|(_, placed)| placed.root.leads()).map(|(number, _)| *number).collect();
         let polling = leaders.iter().filter(|number| self.roots[number].root.ticked_at + recently >= now).count();
         let process = &mut self.envoys[envoy];
         let since = if polling > 1 { Some(process.two_lead_since.unwrap_or(now)) } else { None };
@@ -430,7 +434,9 @@ impl Sim {
     /// A worker gets the newest configuration; the root of the one before goes on until its listener is drained.
     fn configures(&mut self, envoy: usize, worker: usize) {
         if let Some(old) = self.envoys[envoy].workers[worker].current.take() {
-            let drain = self.some_millis(100, 30_000);
+            // Envoy waits for ten minutes, by default, or until the last connection is gone.
+            let longest = if self.rng.u8(..4) == 0 { 600_000 } else { 30_000 };
+            let drain = self.some_millis(100, longest);
             if let Some(placed) = self.roots.get_mut(&old) {
                 placed.until = Some(self.now + drain);
             }
@@ -453,9 +459,10 @@ impl Sim {
         let (number, id) = (self.number(), self.rng.u64(..));
         let clock = self.clock(envoy);
         let mut root = Root::new(config, members, id, &self.envoys[envoy].shared, clock, self.plant);
-        root.ticked_at = self.now;
+        (root.loaded_at, root.ticked_at) = (self.now, self.now);
         self.envoys[envoy].disturbed_at = self.envoys[envoy].disturbed_at.max(self.now);
-        tell!(self, "envoy {envoy} worker {worker} loads root {number}, apiservers {:?}", root.apiservers);
+        let polled: Vec<_> = root.config.apiservers.iter().map(|apiserver| &*apiserver.discovery_cluster).collect();
+        tell!(self, "envoy {envoy} worker {worker} loads root {number}, which polls {polled:?}");
         self.roots.insert(number, Placed { root, envoy, worker, armed: 0, until });
         self.at(TICK, Event::Tick { root: number, timer: 0 });
         number

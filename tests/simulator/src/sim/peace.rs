@@ -1,6 +1,5 @@
 //! The faults are over: everything must come right by itself, and soon.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use mixed_version_proxy::config::PeerProxying;
@@ -9,7 +8,7 @@ use mixed_version_proxy::peers::table::ApiserverSet;
 use mixed_version_proxy::target::{DecodedPath, Target};
 
 use super::clients::Outcome;
-use super::{Discovery, Envoy, Event, Sim, millis, tell};
+use super::{Discovery, Event, Sim, millis, tell};
 use crate::Broken;
 use crate::catalogue::{self, TYPES};
 use crate::streams::{Operation, Origin, Purpose, Stream, Verb};
@@ -29,8 +28,10 @@ impl Sim {
             }
         }
         let Discovery { interval, timeout, forget_after } = self.envoys[0].discovery;
-        // A lease until somebody polls, what was on its way, a Retry-After, and three intervals.
-        let soon = LEASE + Duration::from_secs(3) + millis(timeout * 2 + interval * 3);
+        self.livez();
+        // A lease until somebody polls, what was on its way, a Retry-After, and three intervals. As many more, if it is a
+        // reloaded older configuration that leads, until the current one sees what that one does not poll.
+        let soon = LEASE + Duration::from_secs(3) + millis(timeout * 3 + interval * 6);
         self.pass(soon);
         self.check_tables(soon);
         // What vanished is forgotten, and so are custom resources.
@@ -57,14 +58,22 @@ impl Sim {
         self.now = until;
     }
 
+    /// Each worker has something to do, but nothing for which it would have to ask.
+    pub(super) fn livez(&mut self) {
+        let current = self.envoys.iter().flat_map(|envoy| &envoy.workers).filter_map(|worker| worker.current);
+        for root in current {
+            if let Some(placed) = self.roots.get_mut(&root) {
+                placed.root.request(b"/livez", "GET", false, 0);
+            }
+        }
+        self.at(millis(500), Event::Livez);
+    }
+
     /// Each worker's table says what its apiservers serve, unless its process had to find another leader just now: the
     /// old one was drained with its listener.
     fn check_tables(&mut self, soon: Duration) {
         let now = self.now;
-        let led_by_drained = self.led_by_drained();
-        let is_quiet =
-            |(number, envoy): &(usize, &Envoy)| envoy.disturbed_at + soon <= now && !led_by_drained.contains(number);
-        let quiet = self.envoys.iter().enumerate().filter(is_quiet).map(|(_, envoy)| envoy);
+        let quiet = self.envoys.iter().filter(|envoy| envoy.disturbed_at + soon <= now);
         let current: Vec<u64> = quiet.flat_map(|envoy| &envoy.workers).filter_map(|worker| worker.current).collect();
         for number in current {
             if let Some(story) = self.wrong_table(number) {
@@ -105,18 +114,8 @@ impl Sim {
         None
     }
 
-    /// Envoys whose leader has a configuration that is being drained. A VM that traps while an older configuration drains
-    /// loads that one again, as the newest for all it can tell: it leads until its listener is gone, and polls what the
-    /// current configuration may not name. Questions keep answers honest meanwhile, so only their being quick is not
-    /// promised.
-    fn led_by_drained(&self) -> BTreeSet<usize> {
-        let leaders = self.roots.values().filter(|placed| placed.root.leads && placed.until.is_some());
-        leaders.map(|placed| placed.envoy).collect()
-    }
-
     fn probe(&mut self) {
-        let led_by_drained = self.led_by_drained();
-        for envoy in (0..self.envoys.len()).filter(|envoy| !led_by_drained.contains(envoy)) {
+        for envoy in 0..self.envoys.len() {
             for kind in 0..TYPES.len() {
                 let name = self.etcd.names(kind).first().map(|name| (*name).clone());
                 let names = name.into_iter().chain(["missing".to_owned()]);

@@ -138,13 +138,13 @@ impl Sim {
         let was_stopped_cleanly = self.apiservers[apiserver].stopped_cleanly;
         let (change, released) =
             placed.root.answered(&mut process.shared, id, answer, was_stopped_cleanly, clock, random);
-        let leads = placed.root.leads;
+        let leads = placed.root.leads();
         if let Some((call, answer)) = returned
             && change.word == Some(Word::Good)
             && let Some(says) = &answer.says
         {
             let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
-            process.ledger.told(cluster, call.polled, (root, leads), call.sent_at, call.sent_on_clock, says);
+            process.ledger.told(cluster, call.polled, (root, leads), (call.sent_at, now), call.sent_on_clock, says);
         }
         let status = returned.map(|(_, answer)| answer.status);
         tell!(
