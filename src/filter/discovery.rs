@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::host;
 use super::http::{Fate, Sent};
-use super::reply::Reply;
+use super::reply::{Reply, Retry};
 use super::state::Shared;
 use crate::config::PeerProxying;
 use crate::decision::LOOP_HEADER;
@@ -266,13 +266,23 @@ impl Shared {
         };
         let Some(document) = document else {
             return if status == 404 && self.may_be_served(request) {
-                Fate::Replaced(Reply::discovery_in_doubt())
+                Fate::Replaced(Reply::discovery_in_doubt(Retry::Yes))
             } else {
                 Fate::Passes
             };
         };
         if document.body.is_empty() {
-            return Fate::Replaced(Reply::discovery_in_doubt());
+            return match &request.what {
+                // Not one apiserver lets itself be polled: clients see what they would see without the filter.
+                What::Root(..) => Fate::Passes,
+                // Whoever reads the mark may as well go on.
+                What::GroupVersion(group, _) if group == INCOMPLETE_GROUP => {
+                    Fate::Replaced(Reply::discovery_in_doubt(Retry::No))
+                }
+                What::Group(_) | What::GroupVersion(..) | What::OpenApiRoot => {
+                    Fate::Replaced(Reply::discovery_in_doubt(Retry::Yes))
+                }
+            };
         }
         document.send(request.if_none_match.as_deref());
         Fate::Answered

@@ -122,7 +122,7 @@ pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, ShapeError> {
             Aggregated { text: &core_text, etag: &core_etag },
             Aggregated { text: &groups_text, etag: &groups_etag },
         ],
-        group_list: &legacy::group_list(&merged_groups.groups),
+        group_list: &if groups.texts.is_empty() { String::new() } else { legacy::group_list(&merged_groups.groups) },
         versions: core_versions.as_deref(),
         groups: replaced.groups.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
         group_versions: replaced.group_versions.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect(),
@@ -145,7 +145,7 @@ impl<'s> ClusterDiscovery<'s> {
         postcard::from_bytes(rest).map_err(|_| Unreadable)
     }
 
-    /// `/api` or `/apis` in aggregated form.
+    /// `/api` or `/apis` in aggregated form; empty if no apiserver has told anything of it.
     pub const fn aggregated(&self, half: Half) -> Aggregated<'s> {
         let [core, groups] = self.aggregated;
         match half {
@@ -154,7 +154,7 @@ impl<'s> ClusterDiscovery<'s> {
         }
     }
 
-    /// `/api` or `/apis` in legacy form; `None` if the apiserver's own is right.
+    /// `/api` or `/apis` in legacy form; `None` if the apiserver's own is right, empty if no apiserver has told anything.
     pub const fn legacy(&self, half: Half) -> Option<&'s str> {
         match half {
             Half::Core => self.versions,
@@ -238,8 +238,11 @@ impl<'s> HalfSources<'s> {
         })
     }
 
-    /// The merge as it is served, and its tag: an apiserver's own if one says all.
+    /// The merge as it is served, and its tag: an apiserver's own if one says all. Empty if nobody has said anything.
     fn aggregated(&self, merged: &Merged<'_>, sources: &Sources<'_>) -> (String, String) {
+        if self.texts.is_empty() {
+            return Default::default();
+        }
         let Some(place) = merged.equals else {
             let text = merged.to_text();
             let etag = etag_of(&text);
@@ -497,6 +500,26 @@ mod tests {
         assert!(discovery.legacy(Half::Groups).unwrap().contains(INCOMPLETE_GROUP));
         assert!(discovery.group(INCOMPLETE_GROUP).is_some());
         assert_eq!(discovery.group_version(INCOMPLETE_GROUP, "v1"), Some(""), "nobody can tell");
+    }
+
+    #[test]
+    fn where_nobody_has_told_anything_nothing_is_told() {
+        let (exclusions, table) = (excluding(&[]), Table::default());
+        let nobody = Known { name: "cp-1", documents: [None; 3], etags: [None; 2] };
+        let sources = Sources {
+            apiservers: vec![nobody],
+            local: Some(0),
+            exclusions: &exclusions,
+            table: &table,
+            is_incomplete: true,
+            stamp: Stamp::default(),
+        };
+        let bytes = make(&sources).unwrap();
+        let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
+        for half in Half::ALL {
+            assert_eq!(discovery.aggregated(half).text, "", "no document without groups");
+        }
+        assert_eq!((discovery.legacy(Half::Groups), discovery.open_api()), (Some(""), None));
     }
 
     #[test]

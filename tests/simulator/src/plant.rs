@@ -1,7 +1,6 @@
 //! Behaviours of upstream's own mixed version proxy, planted to show that the simulator sees their harm.
 //!
-//! One more is not here, two Envoys that are one poll apart: it harms through merged discovery, which the filter does not
-//! make yet.
+//! One more is not here, two Envoys that are one poll apart: it harms through merged discovery, which is not simulated.
 
 /// What is done wrong on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
