@@ -196,6 +196,18 @@ impl ControlPlane {
         self.client.get(target).header("accept", AGGREGATED).send().await
     }
 
+    /// Waits until a gateway's balancer has found all apiservers healthy; in a sidecar there is nothing to wait for.
+    ///
+    /// # Errors
+    /// It takes longer than [`PATIENCE`].
+    async fn balanced(&self) -> Result<()> {
+        let healthy = async || -> Result<bool> {
+            let total = self.envoy.stat("cluster.apiservers.membership_total").await?;
+            Ok(total == self.envoy.stat("cluster.apiservers.membership_healthy").await?)
+        };
+        eventually(PATIENCE, "all apiservers to be healthy", async || healthy().await.unwrap_or_default()).await
+    }
+
     /// Sends a GET through Envoy.
     ///
     /// # Errors
@@ -370,6 +382,7 @@ impl Builder {
     pub async fn settled(self) -> Result<ControlPlane> {
         let plane = self.start().await?;
         plane.settled().await.with_context(|| format!("Envoy's log:\n{}", plane.envoy.log()))?;
+        plane.balanced().await?;
         Ok(plane)
     }
 }
