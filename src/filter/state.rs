@@ -49,6 +49,8 @@ pub(super) struct Shared {
     held: RefCell<Held>,
     /// Discovery of the whole cluster.
     told: RefCell<Told>,
+    /// It was made here and not published.
+    has_news_to_tell: Cell<bool>,
     /// Answers to discovery requests that wait for what their apiserver says now.
     pub(super) awaiting: RefCell<Vec<Awaiting>>,
     pub(super) no_peer_requests: Counter,
@@ -83,6 +85,7 @@ impl Shared {
             peers: RefCell::new(peers),
             held: RefCell::default(),
             told: RefCell::default(),
+            has_news_to_tell: Cell::default(),
             awaiting: RefCell::default(),
             no_peer_requests: Counter::of(metrics::NO_PEER_REQUESTS),
             unmerged_requests: Counter::of(metrics::UNMERGED_REQUESTS),
@@ -181,7 +184,9 @@ impl Shared {
         }
         // Before what refers to them, so that a leader that dies in between leaves too much and never too little.
         self.publish_documents();
-        if self.merge()
+        self.merge();
+        // Maybe it was made before, for a client.
+        if self.has_news_to_tell.replace(false)
             && let Told::Merged { bytes, .. } = &*self.told.borrow()
             && !self.data.publish_discovery(bytes)
         {
@@ -256,14 +261,14 @@ impl Shared {
         self.told.borrow().clone()
     }
 
-    /// Makes anew what clients are told, if anything that matters is another than it was; whether it was made.
-    pub(super) fn merge(&self) -> bool {
+    /// Makes anew what clients are told, if anything that matters is another than it was.
+    pub(super) fn merge(&self) {
         if !self.config.merges_discovery() {
-            return false;
+            return;
         }
-        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return false };
+        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
         if self.told.borrow().stamp() == Some(&stamp) {
-            return false;
+            return;
         }
         let published = self.data.documents();
         let published = Documents::from_bytes(&published).unwrap_or_default();
@@ -278,7 +283,7 @@ impl Shared {
             .collect();
         self.peers.borrow_mut().note_missing_bodies(|apiserver, kind| !missing.contains(&(apiserver, kind)));
         let peers = self.peers.borrow();
-        let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return false };
+        let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return };
         let documents = Documents::of(peers.bodies(self.names(), &published).into_iter());
         let made = cluster_discovery::make(&peers.cluster_sources(self.names(), &documents, stamp.clone()));
         *self.told.borrow_mut() = match made {
@@ -288,7 +293,7 @@ impl Shared {
                 Told::Unmergeable { stamp }
             }
         };
-        true
+        self.has_news_to_tell.set(true);
     }
 
     /// Entity tag and version of a document: see [`Peers::document`].

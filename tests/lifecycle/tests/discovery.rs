@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use host_emulator::{Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm};
+use host_emulator::{
+    Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm, Worker,
+};
 use lifecycle::{SIDECAR, answer, discovery, document, from_cluster, poll, request};
 use mixed_version_proxy::metrics::{NO_PEER_REQUESTS, UNMERGED_REQUESTS};
 
@@ -402,4 +404,60 @@ fn all_workers_say_the_same_and_a_new_configuration_at_once_something_else() {
     let after = told(1, root);
     assert_eq!(after.status, 200, "what is known is told at once");
     assert!(text(&after).contains("\"apps\"") && !text(&after).contains("\"crates\""), "{}", text(&after));
+}
+
+/// Ticks of all workers for a while, in which the apiservers answer at once.
+fn let_pass(host: &Host, seconds: u32, workers: &[(&Worker, RootId)], upstream: fn(&HttpCall) -> Answer) {
+    for _ in 0..seconds * 10 {
+        host.advance(Duration::from_millis(100));
+        for (worker, root) in workers {
+            let root = *root;
+            worker
+                .run(move |vm| {
+                    vm.tick(root);
+                    vm.calls().iter().for_each(|call| vm.respond(call.token, upstream(call)));
+                })
+                .unwrap();
+        }
+    }
+}
+
+fn configure(worker: &Worker, configuration: &'static str) -> RootId {
+    worker.run(move |vm| vm.configure(configuration).unwrap()).unwrap()
+}
+
+/// `cp-0` has been replaced by a newer version.
+fn upgraded(call: &HttpCall) -> Answer {
+    match (call.path(), call.upstream.as_str()) {
+        ("/apis", "cp-0-poll") => {
+            Answer::new(200, [("content-type", V2), ("etag", "\"newer\"")], document("hangar.k8s.io", "planes"))
+        }
+        _ => discovery(call),
+    }
+}
+
+#[test]
+fn what_the_leader_has_merged_for_a_client_is_told_to_all() {
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let (leading, following) = (configure(&leader, SIDECAR), configure(&follower, SIDECAR));
+    let workers = [(&leader, leading), (&follower, following)];
+    let_pass(&host, 1, &workers, discovery);
+    leader
+        .run(move |vm| {
+            let changed = answer(200, V2, 999).with("etag", "\"newer\"");
+            let outcome = answered(vm, leading, get("/apis", V2), changed);
+            vm.run_for(Duration::from_millis(2));
+            let question = vm.calls().remove(0);
+            vm.respond(question.token, upgraded(&question));
+            assert!(text(&reply_on(vm, outcome.stream).expect("an answer")).contains("\"planes\""));
+        })
+        .unwrap();
+    let_pass(&host, 1, &workers, upgraded);
+    // Only a peer has this one by now.
+    let missing = || answer(404, "text/plain; charset=utf-8", 19);
+    for (worker, root) in workers {
+        let outcome = worker.run(move |vm| answered(vm, root, get("/apis/apps/v1", "*/*"), missing())).unwrap();
+        assert!(text(&reply(&outcome)).contains("\"deployments\""));
+    }
 }
