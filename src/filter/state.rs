@@ -96,8 +96,6 @@ impl Shared {
         shared.tick_every(TICK);
         // Never from nothing, if another worker or an older configuration has known something.
         shared.adopt();
-        // What an older configuration has told may be of other apiservers.
-        shared.merge();
         shared
     }
 
@@ -219,25 +217,28 @@ impl Shared {
         if is_another_view {
             self.show();
         }
-        self.adopt_discovery();
+        match self.published_discovery() {
+            Some(told) => {
+                *self.told.borrow_mut() = told;
+                self.has_news_to_tell.set(false);
+            }
+            // Who leads has another configuration, cannot merge, or knows less.
+            None => self.merge(),
+        }
     }
 
-    /// Takes over what the leader tells clients, unless it was made for another configuration, or from less than is known
-    /// here.
-    fn adopt_discovery(&self) {
-        let Some(bytes) = self.data.discovery().filter(|_| self.config.merges_discovery()) else { return };
+    /// What the leader tells clients, unless it was made for another configuration, or from less than is known here.
+    fn published_discovery(&self) -> Option<Told> {
+        let bytes = self.data.discovery().filter(|_| self.config.merges_discovery())?;
         let stamp = match ClusterDiscovery::from_bytes(&bytes) {
             Ok(discovery) => discovery.stamp,
-            Err(error) => return log::error!("what another worker has published: {error}"),
+            Err(error) => {
+                log::error!("what another worker has published: {error}");
+                return None;
+            }
         };
-        let Some(ours) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
-        let is_newer = |theirs: &[Option<Duration>; 3], ours: &[Option<Duration>; 3]| theirs.iter().ge(ours);
-        if stamp.poll_set == ours.poll_set
-            && stamp.versions.len() == ours.versions.len()
-            && stamp.versions.iter().zip(&ours.versions).all(|(theirs, ours)| is_newer(theirs, ours))
-        {
-            *self.told.borrow_mut() = Told::Merged { bytes: Rc::new(bytes), stamp };
-        }
+        let ours = self.peers.borrow().stamp(self.candidate.poll_set)?;
+        stamp.covers(&ours).then(|| Told::Merged { bytes: Rc::new(bytes), stamp })
     }
 
     /// Puts the bodies of new documents where all workers find them.

@@ -461,3 +461,46 @@ fn what_the_leader_has_merged_for_a_client_is_told_to_all() {
         assert!(text(&reply(&outcome)).contains("\"deployments\""));
     }
 }
+
+#[test]
+fn an_older_configuration_learns_what_peers_say_while_a_newer_one_leads() {
+    const LARGER: &str = r#"{"apiservers": [
+        {"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+        {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll"},
+        {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"},
+        {"name": "cp-3", "cluster": "cp-3", "discoveryCluster": "cp-3-poll"}], "local": "cp-1"}"#;
+    let host = Host::new();
+    let worker = host.worker();
+    let older = configure(&worker, SIDECAR.replace("\"local\": \"cp-0\"", "\"local\": \"cp-1\"").leak());
+    let_pass(&host, 1, &[(&worker, older)], discovery);
+    let newer = configure(&worker, LARGER);
+    let_pass(&host, 10, &[(&worker, newer), (&worker, older)], upgraded);
+    for root in [newer, older] {
+        let told = worker.run(move |vm| {
+            let stream = vm.request(root, get("/apis", V2), true).stream;
+            reply(&vm.response(stream, unchanged(), from_cluster("cp-1")))
+        });
+        assert!(text(&told.unwrap()).contains("\"planes\""));
+    }
+}
+
+/// What `cp-1` says can be read, but not be merged.
+fn unmergeable(call: &HttpCall) -> Answer {
+    let mut answer = discovery(call);
+    if let ("/apis", "cp-1-poll", Answer::Response { body, .. }) = (call.path(), call.upstream.as_str(), &mut answer) {
+        *body = document("depot.k8s.io", "crates").replace("\"verbs\"", "\"responseKind\":1,\"verbs\"").into();
+    }
+    answer
+}
+
+#[test]
+fn all_workers_know_that_nothing_can_be_merged() {
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let workers = [(&leader, configure(&leader, SIDECAR)), (&follower, configure(&follower, SIDECAR))];
+    let_pass(&host, 1, &workers, unmergeable);
+    for (worker, root) in workers {
+        let asked = worker.run(move |vm| vm.request(root, get("/apis", V2), true)).unwrap();
+        assert_eq!(asked.request_headers.text("accept"), Some(V2), "each apiserver's own");
+    }
+}
