@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::host;
-use super::http::{Fate, Sent};
+use super::http::{Fate, Sent, came_from_upstream};
 use super::reply::Reply;
 use super::state::Shared;
 use crate::config::PeerProxying;
@@ -192,7 +192,10 @@ impl Shared {
             What::Group(_) | What::GroupVersion(..) => matches!(status, 200 | 404),
             What::OpenApiRoot => status == 200,
         };
-        if !is_replaced {
+        // Others have authorized nobody. A 404 may also be that of something between here and an apiserver.
+        let is_by_apiserver =
+            || came_from_upstream() && (status != 404 || matches!(host::response_header("audit-id"), Ok(Some(_))));
+        if !is_replaced || !is_by_apiserver() {
             return Fate::Passes;
         }
         let kind = match request.what {
@@ -252,10 +255,15 @@ impl Shared {
     /// Answers with the document of the whole cluster in the place of an apiserver's answer.
     fn serve(&self, request: &Request, status: u16) -> Fate {
         let told = self.told();
+        // The answer to a request for a root is in another form than the client wants, or to another condition.
+        let own = || match request.what {
+            What::Root(..) => Fate::Replaced(Reply::discovery_in_doubt()),
+            What::Group(_) | What::GroupVersion(..) | What::OpenApiRoot => Fate::Passes,
+        };
         let discovery = match (&told, told.read()) {
             (_, Some(discovery)) => discovery,
             (Told::NotYet, _) => return Fate::Replaced(Reply::discovery_not_yet()),
-            (Told::Merged { .. } | Told::Unmergeable { .. }, None) => return Fate::Passes,
+            (Told::Merged { .. } | Told::Unmergeable { .. }, None) => return own(),
         };
         let document = match &request.what {
             What::Root(half, Form::Aggregated) => Some(Document::aggregated(discovery.aggregated(*half))),
@@ -268,7 +276,7 @@ impl Shared {
             return if status == 404 && self.may_be_served(request) {
                 Fate::Replaced(Reply::discovery_in_doubt())
             } else {
-                Fate::Passes
+                own()
             };
         };
         if document.body.is_empty() {
@@ -278,10 +286,16 @@ impl Shared {
         Fate::Answered
     }
 
-    /// A group that is not listed could be, if an apiserver that does not answer just now has it.
+    /// A group or version that an apiserver does not know: another one does, this one did until a moment ago, or one that
+    /// does not answer just now may have it.
     fn may_be_served(&self, request: &Request) -> bool {
-        let (What::Group(group) | What::GroupVersion(group, _)) = &request.what else { return false };
-        !self.view().health(group.as_bytes()).fresh.contains_all(self.apiservers())
+        let (group, version) = match &request.what {
+            What::Group(group) => (group.as_bytes(), None),
+            What::GroupVersion(group, version) => (group.as_bytes(), Some(version.as_bytes())),
+            What::Root(..) | What::OpenApiRoot => return false,
+        };
+        let view = self.view();
+        !view.health(group).fresh.contains_all(self.apiservers()) || view.table.has_types_of(group, version)
     }
 }
 

@@ -504,3 +504,58 @@ fn all_workers_know_that_nothing_can_be_merged() {
         assert_eq!(asked.request_headers.text("accept"), Some(V2), "each apiserver's own");
     }
 }
+
+#[test]
+fn what_no_apiserver_has_answered_stays_as_it_is() {
+    settled(|vm, root| {
+        let envoys = |details: &str| [("response.code_details", details.as_bytes().to_vec())];
+        for (path, status, details, why) in [
+            ("/apis/depot.k8s.io/v1", "404", "route_not_found", "nobody has authorized this"),
+            ("/apis/depot.k8s.io", "404", "direct_response", "nor this"),
+            ("/apis", "200", "direct_response", "nor this"),
+            ("/apis/depot.k8s.io", "404", "via_upstream", "not an apiserver's: no audit ID"),
+        ] {
+            let stream = vm.request(root, get(path, "*/*"), true).stream;
+            let outcome = vm.response(stream, Headers::new().with(":status", status), envoys(details));
+            assert!(outcome.local_reply.is_none(), "{path}: {why}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_in_another_form_than_the_client_s_never_reaches_it() {
+    configured(SIDECAR, |vm, root| {
+        let outcome = vm.request(root, get("/api", "application/json"), true);
+        assert_ne!(outcome.request_headers.text("accept"), Some("application/json"));
+        // Meanwhile it has turned out that the apiserver's own would have been right.
+        poll(vm);
+        let outcome = vm.response(outcome.stream, answer(200, V2, 99).with("etag", "\"tag\""), from_cluster("cp-0"));
+        let reply = reply(&outcome);
+        assert_eq!((reply.status, reply.headers.text("retry-after")), (503, Some("1")));
+    });
+}
+
+#[test]
+fn a_group_that_was_there_until_a_moment_ago_is_not_missing() {
+    settled(|vm, root| {
+        let json = "application/json";
+        let status = |vm: &mut Vm, path: &str| {
+            let missing = answer(404, "text/plain; charset=utf-8", 19);
+            answered(vm, root, get(path, json), missing).local_reply.map(|reply| reply.status)
+        };
+        for path in ["/api/v1", "/apis/apps", "/apis/apps/v1"] {
+            assert_eq!(status(vm, path), Some(503), "{path}: it was there at the last poll");
+        }
+        // All of them are another version now.
+        vm.run_for_with(Duration::from_secs(6), |call| {
+            Some(match call.path() {
+                "/apis" => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
+                _ => discovery(call),
+            })
+        });
+        for path in ["/apis/apps", "/apis/apps/v1", "/apis/depot.k8s.io/v1"] {
+            assert_eq!(status(vm, path), Some(503), "{path}: it has just vanished");
+        }
+        assert_eq!(status(vm, "/apis/apps/v2"), None, "it was never there");
+    });
+}
