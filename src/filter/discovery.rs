@@ -22,7 +22,7 @@ use crate::guard::Asked;
 use crate::peers::cluster_discovery::{Aggregated, ClusterDiscovery, Stamp};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::can_be_built_in;
-use crate::peers::refresh::{QuestionId, Subject};
+use crate::peers::refresh::{QuestionId, Subject, Word};
 use crate::target::Discovery;
 
 /// What clients are told of the whole cluster.
@@ -227,6 +227,11 @@ impl Shared {
             Kind::OpenApi => Subject::OpenApi,
         };
         if !self.ask(apiserver, subject, sent.mark) {
+            if is_unchanged {
+                self.merge()
+            } else {
+                self.note_outdated(apiserver, subject)
+            }
             return self.serve(&request, status);
         }
         self.awaiting.borrow_mut().push(Awaiting { stream, apiserver, subject, mark: sent.mark, request });
@@ -234,7 +239,7 @@ impl Shared {
     }
 
     /// An apiserver has told what it serves, or has failed to: those that waited for it are answered.
-    pub(super) fn discovery_answered(&self, id: QuestionId) {
+    pub(super) fn discovery_answered(&self, id: QuestionId, word: Word) {
         let is_over = |awaiting: &mut Awaiting| {
             awaiting.apiserver == id.apiserver && awaiting.subject == id.subject && awaiting.mark < id.number
         };
@@ -242,7 +247,10 @@ impl Shared {
         if over.is_empty() {
             return;
         }
-        self.merge();
+        match word {
+            Word::Good => self.merge(),
+            Word::Failed => self.note_outdated(id.apiserver, id.subject),
+        }
         for Awaiting { stream, request, .. } in over {
             self.on_stream(stream, || match self.serve(&request, 200) {
                 Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),

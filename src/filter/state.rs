@@ -222,7 +222,7 @@ impl Shared {
                 *self.told.borrow_mut() = told;
                 self.has_news_to_tell.set(false);
             }
-            // Who leads has another configuration, cannot merge, or knows less.
+            // Who leads has another configuration, cannot merge, or knows less: maybe not that something is missing.
             None => self.merge(),
         }
     }
@@ -237,7 +237,8 @@ impl Shared {
                 return None;
             }
         };
-        let ours = self.peers.borrow().stamp(self.candidate.poll_set)?;
+        let peers = self.peers.borrow();
+        let ours = peers.stamp(self.candidate.poll_set).filter(|_| !peers.is_outdated())?;
         stamp.covers(&ours).then(|| Told::Merged { bytes: Rc::new(bytes), stamp })
     }
 
@@ -313,6 +314,12 @@ impl Shared {
         asking == Asking::Awaited
     }
 
+    /// Clients are told that something may be missing: see [`Peers::note_outdated`].
+    pub(super) fn note_outdated(&self, apiserver: usize, subject: Subject) {
+        self.peers.borrow_mut().note_outdated(apiserver, subject);
+        self.merge();
+    }
+
     /// Name and discovery cluster of each apiserver.
     fn names(&self) -> impl Iterator<Item = (&str, &str)> {
         let apiservers = self.config.apiservers.iter();
@@ -348,8 +355,8 @@ impl Shared {
             drop(held);
             released.into_iter().for_each(|released| self.release(released));
         }
-        if change.word.is_some() {
-            self.discovery_answered(id);
+        if let Some(word) = change.word {
+            self.discovery_answered(id, word);
         }
         change
     }

@@ -215,7 +215,7 @@ fn who_has_just_made_a_type_finds_it() {
 }
 
 #[test]
-fn a_question_that_fails_leaves_what_was_known() {
+fn a_question_that_fails_leaves_what_was_known_and_says_that_it_is_not_all() {
     for failure in [Answer::Failure, Answer::new(403, [("content-type", "application/json")], "{}")] {
         settled(move |vm, root| {
             let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
@@ -223,9 +223,12 @@ fn a_question_that_fails_leaves_what_was_known() {
             let question = vm.calls().remove(0);
             vm.respond(question.token, failure);
             let body = text(&reply_on(vm, outcome.stream).expect("an answer"));
-            assert!(body.contains("\"crates\""), "the whole cluster all the same: {body}");
+            assert!(body.contains("\"crates\"") && body.contains("incomplete"), "what is known of the cluster: {body}");
             let next = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
-            assert_eq!(next.local_reply.map(|reply| reply.status), Some(200), "it is left in peace, nobody waits");
+            assert!(text(&reply(&next)).contains("incomplete"), "it is left in peace, nobody waits");
+            poll(vm);
+            let after = answered(vm, root, get("/apis", V2), unchanged());
+            assert!(!text(&reply(&after)).contains("incomplete"), "all is known again");
         });
     }
 }
@@ -558,4 +561,31 @@ fn a_group_that_was_there_until_a_moment_ago_is_not_missing() {
         }
         assert_eq!(status(vm, "/apis/apps/v2"), None, "it was never there");
     });
+}
+
+#[test]
+fn a_custom_resource_that_polls_do_not_tell_of_is_missed() {
+    let refused = |call: &HttpCall| match call.upstream.as_str() {
+        "cp-0-poll" => Answer::new(403, [("content-type", "application/json")], "{}"),
+        _ => discovery(call),
+    };
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let workers = [(&leader, configure(&leader, SIDECAR)), (&follower, configure(&follower, SIDECAR))];
+    let_pass(&host, 1, &workers, discovery);
+    let_pass(&host, 10, &workers, refused);
+    // The credential of the polls is no longer good, and somebody makes a custom resource definition.
+    for _ in 0..3 {
+        for (worker, root) in workers {
+            let changed = answer(200, V2, 999).with("etag", "\"newer\"");
+            let told = worker.run(move |vm| reply(&answered(vm, root, get("/apis", V2), changed)));
+            assert!(text(&told.unwrap()).contains("incomplete"));
+        }
+        let_pass(&host, 6, &workers, refused);
+    }
+    let_pass(&host, 10, &workers, discovery);
+    for (worker, root) in workers {
+        let told = worker.run(move |vm| reply(&answered(vm, root, get("/apis", V2), unchanged())));
+        assert!(!text(&told.unwrap()).contains("incomplete"));
+    }
 }
