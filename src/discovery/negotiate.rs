@@ -16,6 +16,9 @@ pub enum Wanted {
     Unmergeable,
 }
 
+/// The clauses of an Accept header that are read. Clients send a handful, and Kubernetes' order costs the square of them.
+const MAX_CLAUSES: usize = 64;
+
 /// A form of discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -41,7 +44,7 @@ pub fn wanted(half: Half, accept: Option<&[u8]>, has_trailing_slash: bool) -> Wa
     if accept.is_empty() {
         return Wanted::Merged(Form::Legacy);
     }
-    let clauses = in_order_of_preference(accept.split(',').filter_map(Clause::parse).collect());
+    let clauses = in_order_of_preference(accept.split(',').filter_map(Clause::parse).take(MAX_CLAUSES).collect());
     // The handler of "/apis/" knows no aggregated form.
     let has_aggregated = half == Half::Core || !has_trailing_slash;
     let mut aggregated = clauses.iter().filter(|clause| has_aggregated && clause.asks == Asks::Aggregated);
@@ -235,6 +238,15 @@ mod tests {
         ] {
             assert_eq!(takes_json(accept.map(str::as_bytes)), expected, "{accept:?}");
         }
+    }
+
+    #[test]
+    fn a_long_list_costs_no_more_than_a_short_one() {
+        // A header may be as long as a mebibyte; sorted as it is, this one would keep a worker for minutes.
+        let accept = "*,".repeat(200_000) + &"a/b,".repeat(100_000);
+        assert_eq!(wanted(Half::Groups, Some(accept.as_bytes()), false), Wanted::Merged(Form::Legacy));
+        let late = "a/b,".repeat(MAX_CLAUSES) + "application/json";
+        assert_eq!(wanted(Half::Groups, Some(late.as_bytes()), false), Wanted::Unmergeable, "too far behind");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::host;
-use super::http::{Fate, Sent};
+use super::http::{Fate, Sent, came_from_upstream};
 use super::reply::{Reply, Retry};
 use super::state::Shared;
 use crate::config::PeerProxying;
@@ -22,7 +22,7 @@ use crate::guard::Asked;
 use crate::peers::cluster_discovery::{Aggregated, ClusterDiscovery, Stamp};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::can_be_built_in;
-use crate::peers::refresh::{QuestionId, Subject};
+use crate::peers::refresh::{QuestionId, Subject, Word};
 use crate::target::Discovery;
 
 /// What clients are told of the whole cluster.
@@ -108,6 +108,8 @@ impl Shared {
                 let half = if is_core { Half::Core } else { Half::Groups };
                 match negotiate::wanted(half, accept().as_deref(), has_trailing_slash) {
                     Wanted::Merged(Form::Legacy) if told.leaves_legacy(half) => None,
+                    // Not one apiserver lets itself be polled: clients see what they would see without the filter.
+                    Wanted::Merged(_) if told.knows_nothing_of(half) => None,
                     Wanted::Merged(form) => Some(What::Root(half, form)),
                     Wanted::Own => {
                         self.no_peer_requests.increment();
@@ -192,7 +194,10 @@ impl Shared {
             What::Group(_) | What::GroupVersion(..) => matches!(status, 200 | 404),
             What::OpenApiRoot => status == 200,
         };
-        if !is_replaced {
+        // Others have authorized nobody. A 404 may also be that of something between here and an apiserver.
+        let is_by_apiserver =
+            || came_from_upstream() && (status != 404 || matches!(host::response_header("audit-id"), Ok(Some(_))));
+        if !is_replaced || !is_by_apiserver() {
             return Fate::Passes;
         }
         let kind = match request.what {
@@ -224,6 +229,11 @@ impl Shared {
             Kind::OpenApi => Subject::OpenApi,
         };
         if !self.ask(apiserver, subject, sent.mark) {
+            if is_unchanged {
+                self.merge()
+            } else {
+                self.note_outdated(apiserver, subject)
+            }
             return self.serve(&request, status);
         }
         self.awaiting.borrow_mut().push(Awaiting { stream, apiserver, subject, mark: sent.mark, request });
@@ -231,7 +241,7 @@ impl Shared {
     }
 
     /// An apiserver has told what it serves, or has failed to: those that waited for it are answered.
-    pub(super) fn discovery_answered(&self, id: QuestionId) {
+    pub(super) fn discovery_answered(&self, id: QuestionId, word: Word) {
         let is_over = |awaiting: &mut Awaiting| {
             awaiting.apiserver == id.apiserver && awaiting.subject == id.subject && awaiting.mark < id.number
         };
@@ -239,7 +249,10 @@ impl Shared {
         if over.is_empty() {
             return;
         }
-        self.merge();
+        match word {
+            Word::Good => self.merge(),
+            Word::Failed => self.note_outdated(id.apiserver, id.subject),
+        }
         for Awaiting { stream, request, .. } in over {
             self.on_stream(stream, || match self.serve(&request, 200) {
                 Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
@@ -252,10 +265,15 @@ impl Shared {
     /// Answers with the document of the whole cluster in the place of an apiserver's answer.
     fn serve(&self, request: &Request, status: u16) -> Fate {
         let told = self.told();
+        // The answer to a request for a root is in another form than the client wants, or to another condition.
+        let own = || match request.what {
+            What::Root(..) => Fate::Replaced(Reply::discovery_in_doubt(Retry::Yes)),
+            What::Group(_) | What::GroupVersion(..) | What::OpenApiRoot => Fate::Passes,
+        };
         let discovery = match (&told, told.read()) {
             (_, Some(discovery)) => discovery,
             (Told::NotYet, _) => return Fate::Replaced(Reply::discovery_not_yet()),
-            (Told::Merged { .. } | Told::Unmergeable { .. }, None) => return Fate::Passes,
+            (Told::Merged { .. } | Told::Unmergeable { .. }, None) => return own(),
         };
         let document = match &request.what {
             What::Root(half, Form::Aggregated) => Some(Document::aggregated(discovery.aggregated(*half))),
@@ -268,30 +286,28 @@ impl Shared {
             return if status == 404 && self.may_be_served(request) {
                 Fate::Replaced(Reply::discovery_in_doubt(Retry::Yes))
             } else {
-                Fate::Passes
+                own()
             };
         };
         if document.body.is_empty() {
-            return match &request.what {
-                // Not one apiserver lets itself be polled: clients see what they would see without the filter.
-                What::Root(..) => Fate::Passes,
-                // Whoever reads the mark may as well go on.
-                What::GroupVersion(group, _) if group == INCOMPLETE_GROUP => {
-                    Fate::Replaced(Reply::discovery_in_doubt(Retry::No))
-                }
-                What::Group(_) | What::GroupVersion(..) | What::OpenApiRoot => {
-                    Fate::Replaced(Reply::discovery_in_doubt(Retry::Yes))
-                }
-            };
+            // Whoever reads the mark may as well go on.
+            let is_mark = matches!(&request.what, What::GroupVersion(group, _) if group == INCOMPLETE_GROUP);
+            return Fate::Replaced(Reply::discovery_in_doubt(if is_mark { Retry::No } else { Retry::Yes }));
         }
         document.send(request.if_none_match.as_deref());
         Fate::Answered
     }
 
-    /// A group that is not listed could be, if an apiserver that does not answer just now has it.
+    /// A group or version that an apiserver does not know: another one does, this one did until a moment ago, or one that
+    /// does not answer just now may have it.
     fn may_be_served(&self, request: &Request) -> bool {
-        let (What::Group(group) | What::GroupVersion(group, _)) = &request.what else { return false };
-        !self.view().health(group.as_bytes()).fresh.contains_all(self.apiservers())
+        let (group, version) = match &request.what {
+            What::Group(group) => (group.as_bytes(), None),
+            What::GroupVersion(group, version) => (group.as_bytes(), Some(version.as_bytes())),
+            What::Root(..) | What::OpenApiRoot => return false,
+        };
+        let view = self.view();
+        !view.health(group).fresh.contains_all(self.apiservers()) || view.table.has_types_of(group, version)
     }
 }
 
@@ -312,6 +328,11 @@ impl Told {
     fn holds(&self, apiserver: usize, kind: Kind, version: Option<Duration>) -> bool {
         let held = self.stamp().and_then(|stamp| stamp.versions.get(apiserver)).and_then(|all| kind.of_all(all));
         held.is_some_and(|held| *held >= version && version.is_some())
+    }
+
+    /// Whether all apiservers have been tried, and none has told anything.
+    fn knows_nothing_of(&self, half: Half) -> bool {
+        self.read().is_some_and(|discovery| discovery.aggregated(half).text.is_empty())
     }
 
     /// Whether an apiserver's own legacy root is right.

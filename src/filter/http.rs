@@ -231,7 +231,7 @@ impl Shared {
         let Target::Resource(resource) = decoded.target() else { return Fate::Passes };
         let half = Half::of_group(resource.group);
         let header = |name| host::response_header(name).ok().flatten();
-        let came_from_upstream = code_details().as_deref() == Some(VIA_UPSTREAM);
+        let came_from_upstream = came_from_upstream();
         let audit_id = header("audit-id");
         let not_found = NotFound {
             is_by_apiserver: came_from_upstream && audit_id.is_some(),
@@ -314,8 +314,10 @@ impl Sent {
     }
 }
 
-/// What Envoy says of an answer that came from upstream, in `%RESPONSE_CODE_DETAILS%`.
-const VIA_UPSTREAM: &[u8] = b"via_upstream";
+/// Whether the answer is not one of Envoy's own, as `%RESPONSE_CODE_DETAILS%` has it.
+pub(super) fn came_from_upstream() -> bool {
+    code_details().as_deref() == Some(b"via_upstream")
+}
 
 fn code_details() -> Option<Vec<u8>> {
     host::property("response\0code_details").ok().flatten()

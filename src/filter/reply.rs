@@ -52,10 +52,10 @@ impl Reply {
         }
     }
 
-    /// In place of a group's or version's document that nobody can tell of just now.
+    /// In place of a document that nobody can tell of just now.
     pub(super) fn discovery_in_doubt(retry: Retry) -> Self {
         Self {
-            message: "it cannot be told just now what all apiservers serve of this group",
+            message: "it cannot be told just now what all apiservers serve of it",
             details: "mixed_version_proxy_discovery{in_doubt}".to_owned(),
             retry,
             audit_id: None,

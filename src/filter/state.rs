@@ -50,6 +50,8 @@ pub(super) struct Shared {
     held: RefCell<Held>,
     /// Discovery of the whole cluster.
     told: RefCell<Told>,
+    /// It was made here and not published.
+    has_news_to_tell: Cell<bool>,
     /// Answers to discovery requests that wait for what their apiserver says now.
     pub(super) awaiting: RefCell<Vec<Awaiting>>,
     pub(super) no_peer_requests: Counter,
@@ -85,6 +87,7 @@ impl Shared {
             peers: RefCell::new(peers),
             held: RefCell::default(),
             told: RefCell::default(),
+            has_news_to_tell: Cell::default(),
             awaiting: RefCell::default(),
             no_peer_requests: Counter::of(metrics::NO_PEER_REQUESTS),
             unmerged_requests: Counter::of(metrics::UNMERGED_REQUESTS),
@@ -95,8 +98,6 @@ impl Shared {
         shared.tick_every(TICK);
         // Never from nothing, if another worker or an older configuration has known something.
         shared.adopt();
-        // What an older configuration has told may be of other apiservers.
-        shared.merge();
         shared
     }
 
@@ -200,7 +201,9 @@ impl Shared {
         }
         // Before what refers to them, so that a leader that dies in between leaves too much and never too little.
         self.publish_documents();
-        if self.merge()
+        self.merge();
+        // Maybe it was made before, for a client.
+        if self.has_news_to_tell.replace(false)
             && let Told::Merged { bytes, .. } = &*self.told.borrow()
             && !self.data.publish_discovery(bytes)
         {
@@ -233,25 +236,29 @@ impl Shared {
         if is_another_view {
             self.show();
         }
-        self.adopt_discovery();
+        match self.published_discovery() {
+            Some(told) => {
+                *self.told.borrow_mut() = told;
+                self.has_news_to_tell.set(false);
+            }
+            // Who leads has another configuration, cannot merge, or knows less: maybe not that something is missing.
+            None => self.merge(),
+        }
     }
 
-    /// Takes over what the leader tells clients, unless it was made for another configuration, or from less than is known
-    /// here.
-    fn adopt_discovery(&self) {
-        let Some(bytes) = self.data.discovery().filter(|_| self.config.merges_discovery()) else { return };
+    /// What the leader tells clients, unless it was made for another configuration, or from less than is known here.
+    fn published_discovery(&self) -> Option<Told> {
+        let bytes = self.data.discovery().filter(|_| self.config.merges_discovery())?;
         let stamp = match ClusterDiscovery::from_bytes(&bytes) {
             Ok(discovery) => discovery.stamp,
-            Err(error) => return log::error!("what another worker has published: {error}"),
+            Err(error) => {
+                log::error!("what another worker has published: {error}");
+                return None;
+            }
         };
-        let Some(ours) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
-        let is_newer = |theirs: &[Option<Duration>; 3], ours: &[Option<Duration>; 3]| theirs.iter().ge(ours);
-        if stamp.poll_set == ours.poll_set
-            && stamp.versions.len() == ours.versions.len()
-            && stamp.versions.iter().zip(&ours.versions).all(|(theirs, ours)| is_newer(theirs, ours))
-        {
-            *self.told.borrow_mut() = Told::Merged { bytes: Rc::new(bytes), stamp };
-        }
+        let peers = self.peers.borrow();
+        let ours = peers.stamp(self.candidate.poll_set).filter(|_| !peers.is_outdated())?;
+        stamp.covers(&ours).then(|| Told::Merged { bytes: Rc::new(bytes), stamp })
     }
 
     /// Puts the bodies of new documents where all workers find them.
@@ -275,14 +282,14 @@ impl Shared {
         self.told.borrow().clone()
     }
 
-    /// Makes anew what clients are told, if anything that matters is another than it was; whether it was made.
-    pub(super) fn merge(&self) -> bool {
+    /// Makes anew what clients are told, if anything that matters is another than it was.
+    pub(super) fn merge(&self) {
         if !self.config.merges_discovery() {
-            return false;
+            return;
         }
-        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return false };
+        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
         if self.told.borrow().stamp() == Some(&stamp) {
-            return false;
+            return;
         }
         let published = self.data.documents();
         let published = Documents::from_bytes(&published).unwrap_or_default();
@@ -297,7 +304,7 @@ impl Shared {
             .collect();
         self.peers.borrow_mut().note_missing_bodies(|apiserver, kind| !missing.contains(&(apiserver, kind)));
         let peers = self.peers.borrow();
-        let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return false };
+        let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return };
         let documents = Documents::of(peers.bodies(self.names(), &published).into_iter());
         let made = cluster_discovery::make(&peers.cluster_sources(self.names(), &documents, stamp.clone()));
         *self.told.borrow_mut() = match made {
@@ -307,7 +314,7 @@ impl Shared {
                 Told::Unmergeable { stamp }
             }
         };
-        true
+        self.has_news_to_tell.set(true);
     }
 
     /// Entity tag and version of a document: see [`Peers::document`].
@@ -324,6 +331,12 @@ impl Shared {
             self.call_root();
         }
         asking == Asking::Awaited
+    }
+
+    /// Clients are told that something may be missing: see [`Peers::note_outdated`].
+    pub(super) fn note_outdated(&self, apiserver: usize, subject: Subject) {
+        self.peers.borrow_mut().note_outdated(apiserver, subject);
+        self.merge();
     }
 
     /// Name and discovery cluster of each apiserver.
@@ -361,12 +374,12 @@ impl Shared {
             drop(held);
             released.into_iter().for_each(|released| self.release(released));
         }
-        if change.word.is_some() {
+        if let Some(word) = change.word {
             if self.role.get() == Role::Stray {
                 // What the leader makes is for another configuration.
                 self.merge();
             }
-            self.discovery_answered(id);
+            self.discovery_answered(id, word);
         }
         change
     }

@@ -58,6 +58,18 @@ pub struct Stamp {
     pub versions: Vec<[Option<Duration>; 3]>,
 }
 
+impl Stamp {
+    /// Whether it was made for the same configuration, and no document in it is older than in `other`.
+    pub fn covers(&self, other: &Self) -> bool {
+        let are_as_new = |ours: &[Option<Duration>; 3], theirs: &[Option<Duration>; 3]| {
+            ours.iter().zip(theirs).all(|(ours, theirs)| ours >= theirs)
+        };
+        self.poll_set == other.poll_set
+            && self.versions.len() == other.versions.len()
+            && self.versions.iter().zip(&other.versions).all(|(ours, theirs)| are_as_new(ours, theirs))
+    }
+}
+
 /// The answers.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterDiscovery<'s> {
@@ -395,6 +407,26 @@ mod tests {
 
     fn json(text: &str) -> Value {
         serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_stamp_covers_what_is_no_newer() {
+        let stamp = |poll_set, versions: [u64; 3]| Stamp {
+            poll_set,
+            content: 0,
+            versions: vec![versions.map(|version| (version > 0).then_some(Duration::from_secs(version)))],
+        };
+        let ours = stamp(1, [5, 5, 0]);
+        for (other, expected, why) in [
+            (stamp(1, [5, 5, 0]), true, "the same"),
+            (stamp(1, [4, 0, 0]), true, "older"),
+            (stamp(1, [4, 6, 0]), false, "one is newer, another one older"),
+            (stamp(1, [5, 5, 1]), false, "one more"),
+            (stamp(2, [5, 5, 0]), false, "another configuration"),
+            (Stamp { versions: Vec::new(), ..stamp(1, [0; 3]) }, false, "other apiservers"),
+        ] {
+            assert_eq!(ours.covers(&other), expected, "{why}");
+        }
     }
 
     #[test]

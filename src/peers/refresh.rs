@@ -115,6 +115,8 @@ struct Poll {
     body: Option<Rc<str>>,
     /// The body is nowhere to be had: the next poll must not be answered with a 304.
     lacks_body: bool,
+    /// The apiserver serves another document than the one that counts, and a question about it has failed.
+    is_outdated: bool,
     /// To be sent as soon as spacing allows.
     is_wanted: bool,
     in_flight: Option<InFlight>,
@@ -465,6 +467,7 @@ impl Peers {
         poll.heard = poll.sent_at;
         if taken.is_ok() {
             poll.told = poll.sent_at;
+            poll.is_outdated = false;
         }
         let was_fresh = std::mem::replace(&mut poll.is_fresh, taken.is_ok());
         poll.is_known |= taken.is_ok();
@@ -658,11 +661,23 @@ impl Peers {
         Some(Stamp { poll_set, content, versions })
     }
 
-    /// Whether clients must be told that something may be missing: an apiserver has never told what it serves, or a type
-    /// that one listed until a moment ago is gone.
+    /// Whether clients must be told that something may be missing: an apiserver has never told what it serves or now
+    /// serves something else, or a type that one listed until a moment ago is gone.
     fn is_incomplete(&self) -> bool {
-        self.apiservers.iter().flatten().any(|poll| !poll.is_known || poll.lacks_body)
+        self.apiservers.iter().flatten().any(|poll| !poll.is_known || poll.lacks_body || poll.is_outdated)
             || self.table.has_vanished_types()
+    }
+
+    /// An apiserver serves another document to clients than the one that counts, and does not tell us which.
+    pub fn note_outdated(&mut self, apiserver: usize, subject: Subject) {
+        if let Some(poll) = self.poll_mut(apiserver, subject) {
+            poll.is_outdated = true;
+        }
+    }
+
+    /// Whether there is a document that is known to be [outdated](Self::note_outdated).
+    pub fn is_outdated(&self) -> bool {
+        self.apiservers.iter().flatten().any(|poll| poll.is_outdated)
     }
 
     /// The bodies that have not been published yet, and those in `published` that still count.
@@ -872,6 +887,7 @@ impl Poll {
                 in_flight.is_overtaken |= !is_same_document;
             }
             self.is_known = state.is_known;
+            self.is_outdated = false;
             self.told = state.told;
             self.etag = state.etag.map(str::to_owned);
             if self.version != state.version {

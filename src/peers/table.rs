@@ -243,6 +243,13 @@ impl Table {
         self.entries.iter().any(|entry| entry.listing.servers.is_empty() && !entry.listing.is_excluded)
     }
 
+    /// Whether there are types of a group, or of one version of it, that are not excluded; those that have vanished count.
+    pub fn has_types_of(&self, group: &[u8], version: Option<&[u8]>) -> bool {
+        self.iter().any(|([of_group, of_version, ..], listing)| {
+            of_group == group && version.is_none_or(|version| of_version == version) && !listing.is_excluded
+        })
+    }
+
     /// All types in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Names<'_>, Listing)> {
         self.entries.iter().filter_map(|entry| Some((entry.names(&self.names)?, entry.listing)))

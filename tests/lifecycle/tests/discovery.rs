@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use host_emulator::{Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm};
+use host_emulator::{
+    Action, Answer, Headers, Host, HttpCall, LocalReply, Outcome, Progress, RootId, StreamId, Vm, Worker,
+};
 use lifecycle::{SIDECAR, answer, discovery, document, from_cluster, poll, request};
 use mixed_version_proxy::metrics::{NO_PEER_REQUESTS, UNMERGED_REQUESTS};
 
@@ -213,7 +215,7 @@ fn who_has_just_made_a_type_finds_it() {
 }
 
 #[test]
-fn a_question_that_fails_leaves_what_was_known() {
+fn a_question_that_fails_leaves_what_was_known_and_says_that_it_is_not_all() {
     for failure in [Answer::Failure, Answer::new(403, [("content-type", "application/json")], "{}")] {
         settled(move |vm, root| {
             let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
@@ -221,9 +223,12 @@ fn a_question_that_fails_leaves_what_was_known() {
             let question = vm.calls().remove(0);
             vm.respond(question.token, failure);
             let body = text(&reply_on(vm, outcome.stream).expect("an answer"));
-            assert!(body.contains("\"crates\""), "the whole cluster all the same: {body}");
+            assert!(body.contains("\"crates\"") && body.contains("incomplete"), "what is known of the cluster: {body}");
             let next = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
-            assert_eq!(next.local_reply.map(|reply| reply.status), Some(200), "it is left in peace, nobody waits");
+            assert!(text(&reply(&next)).contains("incomplete"), "it is left in peace, nobody waits");
+            poll(vm);
+            let after = answered(vm, root, get("/apis", V2), unchanged());
+            assert!(!text(&reply(&after)).contains("incomplete"), "all is known again");
         });
     }
 }
@@ -402,4 +407,185 @@ fn all_workers_say_the_same_and_a_new_configuration_at_once_something_else() {
     let after = told(1, root);
     assert_eq!(after.status, 200, "what is known is told at once");
     assert!(text(&after).contains("\"apps\"") && !text(&after).contains("\"crates\""), "{}", text(&after));
+}
+
+/// Ticks of all workers for a while, in which the apiservers answer at once.
+fn let_pass(host: &Host, seconds: u32, workers: &[(&Worker, RootId)], upstream: fn(&HttpCall) -> Answer) {
+    for _ in 0..seconds * 10 {
+        host.advance(Duration::from_millis(100));
+        for (worker, root) in workers {
+            let root = *root;
+            worker
+                .run(move |vm| {
+                    vm.tick(root);
+                    vm.calls().iter().for_each(|call| vm.respond(call.token, upstream(call)));
+                })
+                .unwrap();
+        }
+    }
+}
+
+fn configure(worker: &Worker, configuration: &'static str) -> RootId {
+    worker.run(move |vm| vm.configure(configuration).unwrap()).unwrap()
+}
+
+/// `cp-0` has been replaced by a newer version.
+fn upgraded(call: &HttpCall) -> Answer {
+    match (call.path(), call.upstream.as_str()) {
+        ("/apis", "cp-0-poll") => {
+            Answer::new(200, [("content-type", V2), ("etag", "\"newer\"")], document("hangar.k8s.io", "planes"))
+        }
+        _ => discovery(call),
+    }
+}
+
+#[test]
+fn what_the_leader_has_merged_for_a_client_is_told_to_all() {
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let (leading, following) = (configure(&leader, SIDECAR), configure(&follower, SIDECAR));
+    let workers = [(&leader, leading), (&follower, following)];
+    let_pass(&host, 1, &workers, discovery);
+    leader
+        .run(move |vm| {
+            let changed = answer(200, V2, 999).with("etag", "\"newer\"");
+            let outcome = answered(vm, leading, get("/apis", V2), changed);
+            vm.run_for(Duration::from_millis(2));
+            let question = vm.calls().remove(0);
+            vm.respond(question.token, upgraded(&question));
+            assert!(text(&reply_on(vm, outcome.stream).expect("an answer")).contains("\"planes\""));
+        })
+        .unwrap();
+    let_pass(&host, 1, &workers, upgraded);
+    // Only a peer has this one by now.
+    let missing = || answer(404, "text/plain; charset=utf-8", 19);
+    for (worker, root) in workers {
+        let outcome = worker.run(move |vm| answered(vm, root, get("/apis/apps/v1", "*/*"), missing())).unwrap();
+        assert!(text(&reply(&outcome)).contains("\"deployments\""));
+    }
+}
+
+#[test]
+fn an_older_configuration_learns_what_peers_say_while_a_newer_one_leads() {
+    const LARGER: &str = r#"{"apiservers": [
+        {"name": "cp-0", "cluster": "cp-0", "discoveryCluster": "cp-0-poll"},
+        {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll"},
+        {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"},
+        {"name": "cp-3", "cluster": "cp-3", "discoveryCluster": "cp-3-poll"}], "local": "cp-1"}"#;
+    let host = Host::new();
+    let worker = host.worker();
+    let older = configure(&worker, SIDECAR.replace("\"local\": \"cp-0\"", "\"local\": \"cp-1\"").leak());
+    let_pass(&host, 1, &[(&worker, older)], discovery);
+    let newer = configure(&worker, LARGER);
+    let_pass(&host, 10, &[(&worker, newer), (&worker, older)], upgraded);
+    for root in [newer, older] {
+        let told = worker.run(move |vm| {
+            let stream = vm.request(root, get("/apis", V2), true).stream;
+            reply(&vm.response(stream, unchanged(), from_cluster("cp-1")))
+        });
+        assert!(text(&told.unwrap()).contains("\"planes\""));
+    }
+}
+
+/// What `cp-1` says can be read, but not be merged.
+fn unmergeable(call: &HttpCall) -> Answer {
+    let mut answer = discovery(call);
+    if let ("/apis", "cp-1-poll", Answer::Response { body, .. }) = (call.path(), call.upstream.as_str(), &mut answer) {
+        *body = document("depot.k8s.io", "crates").replace("\"verbs\"", "\"responseKind\":1,\"verbs\"").into();
+    }
+    answer
+}
+
+#[test]
+fn all_workers_know_that_nothing_can_be_merged() {
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let workers = [(&leader, configure(&leader, SIDECAR)), (&follower, configure(&follower, SIDECAR))];
+    let_pass(&host, 1, &workers, unmergeable);
+    for (worker, root) in workers {
+        let asked = worker.run(move |vm| vm.request(root, get("/apis", V2), true)).unwrap();
+        assert_eq!(asked.request_headers.text("accept"), Some(V2), "each apiserver's own");
+    }
+}
+
+#[test]
+fn what_no_apiserver_has_answered_stays_as_it_is() {
+    settled(|vm, root| {
+        let envoys = |details: &str| [("response.code_details", details.as_bytes().to_vec())];
+        for (path, status, details, why) in [
+            ("/apis/depot.k8s.io/v1", "404", "route_not_found", "nobody has authorized this"),
+            ("/apis/depot.k8s.io", "404", "direct_response", "nor this"),
+            ("/apis", "200", "direct_response", "nor this"),
+            ("/apis/depot.k8s.io", "404", "via_upstream", "not an apiserver's: no audit ID"),
+        ] {
+            let stream = vm.request(root, get(path, "*/*"), true).stream;
+            let outcome = vm.response(stream, Headers::new().with(":status", status), envoys(details));
+            assert!(outcome.local_reply.is_none(), "{path}: {why}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_in_another_form_than_the_client_s_never_reaches_it() {
+    configured(SIDECAR, |vm, root| {
+        let outcome = vm.request(root, get("/api", "application/json"), true);
+        assert_ne!(outcome.request_headers.text("accept"), Some("application/json"));
+        // Meanwhile it has turned out that the apiserver's own would have been right.
+        poll(vm);
+        let outcome = vm.response(outcome.stream, answer(200, V2, 99).with("etag", "\"tag\""), from_cluster("cp-0"));
+        let reply = reply(&outcome);
+        assert_eq!((reply.status, reply.headers.text("retry-after")), (503, Some("1")));
+    });
+}
+
+#[test]
+fn a_group_that_was_there_until_a_moment_ago_is_not_missing() {
+    settled(|vm, root| {
+        let json = "application/json";
+        let status = |vm: &mut Vm, path: &str| {
+            let missing = answer(404, "text/plain; charset=utf-8", 19);
+            answered(vm, root, get(path, json), missing).local_reply.map(|reply| reply.status)
+        };
+        for path in ["/api/v1", "/apis/apps", "/apis/apps/v1"] {
+            assert_eq!(status(vm, path), Some(503), "{path}: it was there at the last poll");
+        }
+        // All of them are another version now.
+        vm.run_for_with(Duration::from_secs(6), |call| {
+            Some(match call.path() {
+                "/apis" => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
+                _ => discovery(call),
+            })
+        });
+        for path in ["/apis/apps", "/apis/apps/v1", "/apis/depot.k8s.io/v1"] {
+            assert_eq!(status(vm, path), Some(503), "{path}: it has just vanished");
+        }
+        assert_eq!(status(vm, "/apis/apps/v2"), None, "it was never there");
+    });
+}
+
+#[test]
+fn a_custom_resource_that_polls_do_not_tell_of_is_missed() {
+    let refused = |call: &HttpCall| match call.upstream.as_str() {
+        "cp-0-poll" => Answer::new(403, [("content-type", "application/json")], "{}"),
+        _ => discovery(call),
+    };
+    let host = Host::new();
+    let (leader, follower) = (host.worker(), host.worker());
+    let workers = [(&leader, configure(&leader, SIDECAR)), (&follower, configure(&follower, SIDECAR))];
+    let_pass(&host, 1, &workers, discovery);
+    let_pass(&host, 10, &workers, refused);
+    // The credential of the polls is no longer good, and somebody makes a custom resource definition.
+    for _ in 0..3 {
+        for (worker, root) in workers {
+            let changed = answer(200, V2, 999).with("etag", "\"newer\"");
+            let told = worker.run(move |vm| reply(&answered(vm, root, get("/apis", V2), changed)));
+            assert!(text(&told.unwrap()).contains("incomplete"));
+        }
+        let_pass(&host, 6, &workers, refused);
+    }
+    let_pass(&host, 10, &workers, discovery);
+    for (worker, root) in workers {
+        let told = worker.run(move |vm| reply(&answered(vm, root, get("/apis", V2), unchanged())));
+        assert!(!text(&told.unwrap()).contains("incomplete"));
+    }
 }
