@@ -83,13 +83,16 @@ impl SharedData {
     }
 
     /// The bodies of the apiservers' documents.
-    pub(super) fn documents(&self) -> Vec<u8> {
-        host::shared_data(&self.documents).ok().flatten().map(|(bytes, _)| bytes).unwrap_or_default()
+    pub(super) fn documents(&self) -> Seen<Vec<u8>> {
+        match host::shared_data(&self.documents).ok().flatten() {
+            Some((bytes, cas)) => Seen { value: Some(bytes), cas: Some(cas) },
+            None => Seen { value: None, cas: None },
+        }
     }
 
-    /// Publishes bodies; whether Envoy took them.
-    pub(super) fn publish_documents(&self, documents: &[u8]) -> bool {
-        matches!(host::set_shared_data(&self.documents, documents, None), Ok(true))
+    /// Publishes bodies; whether Envoy took them, and nobody else was quicker.
+    pub(super) fn publish_documents(&self, documents: &[u8], seen: &Seen<Vec<u8>>) -> bool {
+        matches!(host::set_shared_data(&self.documents, documents, seen.cas), Ok(true))
     }
 
     /// What clients are told of the whole cluster.

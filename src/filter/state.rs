@@ -52,6 +52,8 @@ pub(super) struct Shared {
     told: RefCell<Told>,
     /// It was made here and not published.
     has_news_to_tell: Cell<bool>,
+    /// When it was last seen that all documents are published.
+    verified: Cell<Duration>,
     /// Answers to discovery requests that wait for what their apiserver says now.
     pub(super) awaiting: RefCell<Vec<Awaiting>>,
     pub(super) no_peer_requests: Counter,
@@ -88,6 +90,7 @@ impl Shared {
             held: RefCell::default(),
             told: RefCell::default(),
             has_news_to_tell: Cell::default(),
+            verified: Cell::default(),
             awaiting: RefCell::default(),
             no_peer_requests: Counter::of(metrics::NO_PEER_REQUESTS),
             unmerged_requests: Counter::of(metrics::UNMERGED_REQUESTS),
@@ -199,6 +202,12 @@ impl Shared {
         if !self.leads() || !self.has_news.replace(false) {
             return;
         }
+        let holds_lease = self.data.lease().value.is_some_and(|lease| lease.holder == self.candidate.id);
+        if !holds_lease {
+            // It has lost the lead since it looked, and must not overwrite what its successor has told; or each polls for
+            // itself.
+            return self.merge();
+        }
         // Before what refers to them, so that a leader that dies in between leaves too much and never too little.
         self.publish_documents();
         self.merge();
@@ -266,12 +275,13 @@ impl Shared {
         if self.generation.get() == EACH_FOR_ITSELF || !self.peers.borrow().has_bodies() {
             return;
         }
-        let published = self.data.documents();
-        let published = Documents::from_bytes(&published).unwrap_or_default();
+        let seen = self.data.documents();
+        let published = Documents::from_bytes(seen.value.as_deref().unwrap_or_default()).unwrap_or_default();
         let bytes = Documents::of(self.peers.borrow().bodies(self.names(), &published).into_iter()).to_bytes();
         match bytes {
-            Ok(bytes) if self.data.publish_documents(&bytes) => self.peers.borrow_mut().forget_bodies(),
-            Ok(_) => log::error!("Envoy does not take the documents of the apiservers"),
+            Ok(bytes) if self.data.publish_documents(&bytes, &seen) => self.peers.borrow_mut().forget_bodies(),
+            // Another worker was quicker, or Envoy does not take it: once more when there is news.
+            Ok(_) => log::warn!("the documents of the apiservers were not published"),
             // Merged here alone, from what has not been published.
             Err(error) => log::error!("{error}"),
         }
@@ -287,11 +297,17 @@ impl Shared {
         if !self.config.merges_discovery() {
             return;
         }
-        let Some(stamp) = self.peers.borrow().stamp(self.candidate.poll_set) else { return };
-        if self.told.borrow().stamp() == Some(&stamp) {
+        let is_current = |peers: &Peers| {
+            let stamp = peers.stamp(self.candidate.poll_set);
+            stamp.is_none_or(|stamp| self.told.borrow().stamp() == Some(&stamp))
+        };
+        // Who leads looks now and then whether all documents are there: one that had just lost the lead may have dropped
+        // those of apiservers that it does not know.
+        let is_to_verify = self.leads() && self.is_time_to_verify();
+        if is_current(&self.peers.borrow()) && !is_to_verify {
             return;
         }
-        let published = self.data.documents();
+        let published = self.data.documents().value.unwrap_or_default();
         let published = Documents::from_bytes(&published).unwrap_or_default();
         let is_there = |apiserver: usize, kind| {
             let peers = self.config.apiservers.get(apiserver);
@@ -304,6 +320,9 @@ impl Shared {
             .collect();
         self.peers.borrow_mut().note_missing_bodies(|apiserver, kind| !missing.contains(&(apiserver, kind)));
         let peers = self.peers.borrow();
+        if is_current(&peers) {
+            return;
+        }
         let Some(stamp) = peers.stamp(self.candidate.poll_set) else { return };
         let documents = Documents::of(peers.bodies(self.names(), &published).into_iter());
         let made = cluster_discovery::make(&peers.cluster_sources(self.names(), &documents, stamp.clone()));
@@ -315,6 +334,16 @@ impl Shared {
             }
         };
         self.has_news_to_tell.set(true);
+    }
+
+    /// Once a refresh interval.
+    fn is_time_to_verify(&self) -> bool {
+        let (now, verified) = (host::monotonic_now(), self.verified.get());
+        let is_time = verified.saturating_add(self.config.discovery.refresh_interval) <= now;
+        if is_time {
+            self.verified.set(now);
+        }
+        is_time
     }
 
     /// Entity tag and version of a document: see [`Peers::document`].

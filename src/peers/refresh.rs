@@ -713,8 +713,8 @@ impl Peers {
 
     /// Notes which documents are nowhere to be had: the next polls ask for all of them.
     pub fn note_missing_bodies(&mut self, is_there: impl Fn(usize, Kind) -> bool) {
-        for (apiserver, halves) in self.apiservers.iter_mut().enumerate() {
-            for (kind, poll) in Kind::ALL.into_iter().zip(halves) {
+        for (apiserver, (halves, open_api)) in self.apiservers.iter_mut().zip(&mut self.open_api).enumerate() {
+            for (kind, poll) in Kind::ALL.into_iter().zip(halves.iter_mut().chain([open_api])) {
                 poll.lacks_body = poll.is_known && poll.body.is_none() && !is_there(apiserver, kind);
             }
         }

@@ -589,3 +589,28 @@ fn a_custom_resource_that_polls_do_not_tell_of_is_missed() {
         assert!(!text(&told.unwrap()).contains("incomplete"));
     }
 }
+
+#[test]
+fn documents_that_got_lost_are_asked_for_again() {
+    let host = Host::new();
+    let worker = host.worker();
+    let root = worker.run(|vm| vm.configure(SIDECAR).unwrap()).unwrap();
+    worker.run(poll).unwrap();
+    // Another configuration's leader, which has just lost the lead, writes over what it does not know.
+    let is_documents = |key: &[u8]| key.ends_with(b"/documents");
+    let (_, key, _) = host.all_shared_data().into_iter().find(|(_, key, _)| is_documents(key)).expect("a record");
+    host.set_shared_data(key, b"");
+    let told = worker
+        .run(move |vm| {
+            // One interval to notice, one to ask.
+            vm.run_for_with(Duration::from_secs(16), |call| {
+                let answer = discovery(call);
+                let is_known = call.headers.text("if-none-match") == Some("\"tag\"");
+                Some(if is_known { Answer::new(304, [("etag", "\"tag\"")], "") } else { answer })
+            });
+            reply(&answered(vm, root, get("/apis", V2), unchanged()))
+        })
+        .unwrap();
+    let body = text(&told);
+    assert!(body.contains("\"crates\"") && !body.contains("incomplete"), "{body}");
+}
