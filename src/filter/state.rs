@@ -312,7 +312,8 @@ impl Shared {
         let is_there = |apiserver: usize, kind| {
             let peers = self.config.apiservers.get(apiserver);
             let found = peers.and_then(|peer| published.find(&peer.name, &peer.discovery_cluster, kind));
-            found.is_some_and(|(version, _)| Some(version) >= self.peers.borrow().document(apiserver, kind).1)
+            let (_, needed) = self.peers.borrow().document(apiserver, kind);
+            found.is_some_and(|(version, _)| needed.is_some_and(|needed| version >= needed))
         };
         let missing: Vec<_> = (0..self.config.apiservers.len())
             .flat_map(|apiserver| Kind::ALL.map(|kind| (apiserver, kind)))

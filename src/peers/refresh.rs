@@ -827,7 +827,8 @@ impl Peers {
         poll.digest = digest;
         poll.version = poll.sent_at;
         poll.lacks_body = false;
-        poll.body = merges.then(|| Rc::from(body));
+        // Also where nothing is merged: the next configuration may, and finds what this one has published.
+        poll.body = Some(Rc::from(body));
         if merges && !is_first && id.subject != Subject::OpenApi {
             // A new document of one kind: most likely there is a new one of the other kind too.
             self.hurry_open_api(id.apiserver);

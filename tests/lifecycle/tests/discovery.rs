@@ -614,3 +614,29 @@ fn documents_that_got_lost_are_asked_for_again() {
     let body = text(&told);
     assert!(body.contains("\"crates\"") && !body.contains("incomplete"), "{body}");
 }
+
+#[test]
+fn what_a_configuration_that_merges_nothing_has_polled_is_there_for_the_next() {
+    configured(SIDECAR, |vm, root| {
+        poll(vm);
+        vm.shutdown(root);
+        // It finds another document of cp-1 than the one before.
+        let disabled =
+            vm.configure(SIDECAR.replace("\"local\"", "\"peerAggregatedDiscovery\": \"Disabled\", \"local\""));
+        vm.run_for_with(Duration::from_secs(11), |call| {
+            let is_newer = (call.upstream.as_str(), call.path()) == ("cp-1-poll", "/apis");
+            let newer = || document("depot.k8s.io", "barrels");
+            Some(if is_newer {
+                Answer::new(200, [("content-type", V2), ("etag", "\"tag\"")], newer())
+            } else {
+                discovery(call)
+            })
+        });
+        vm.shutdown(disabled.unwrap());
+        let next = vm.configure(SIDECAR).unwrap();
+        let body = text(&reply(&answered(vm, next, get("/apis", V2), unchanged())));
+        assert!(body.contains("\"barrels\""), "{body}");
+        // The type that is gone is missed for a while.
+        assert!(body.contains("incomplete.mixed-version-proxy"), "{body}");
+    });
+}
