@@ -33,6 +33,8 @@ pub struct Config {
     pub exclusions: Exclusions,
     /// How a request's cluster is handed to Envoy's routes.
     pub reroute: Reroute,
+    /// What becomes of clients' certificates.
+    pub identity: Identity,
     /// The `Retry-After` of the filter's own 503 answers, 1 to 300.
     pub retry_after_seconds: u32,
 }
@@ -118,6 +120,40 @@ pub enum Reroute {
         /// The name, in lower case.
         name: String,
     },
+}
+
+/// What becomes of clients' certificates.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Whether the identity in a verified certificate is handed on.
+    pub client_certificates: ClientCertificates,
+    /// In a gateway: where "here" is for a request that carries such an identity. Set if it is handed on.
+    pub front_proxy_cluster: Option<String>,
+    /// The headers of the apiservers' `--requestheader-*` flags.
+    pub headers: IdentityHeaders,
+}
+
+/// Where the identity of a client certificate goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ClientCertificates {
+    /// Nowhere.
+    Ignore,
+    /// Into request headers, over a connection with the front-proxy certificate. Every apiserver has such a cluster.
+    RequestHeader,
+}
+
+/// Names of headers that hold an identity, in lower case, at least one of each. The first of each is set; clients' own
+/// are removed, whichever of them it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IdentityHeaders {
+    /// User name.
+    pub user: Vec<String>,
+    /// Groups, one header each.
+    pub group: Vec<String>,
+    /// UID.
+    pub uid: Vec<String>,
+    /// What the names of extra headers begin with.
+    pub extra_prefix: Vec<String>,
 }
 
 impl Config {

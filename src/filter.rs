@@ -8,6 +8,7 @@ use proxy_wasm::traits::RootContext;
 mod discovery;
 mod host;
 mod http;
+mod identity;
 mod reply;
 mod root;
 mod shared;

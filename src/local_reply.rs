@@ -76,17 +76,26 @@ impl Effect {
 /// Body of a 503: a `v1` `Status` in JSON, which Kubernetes clients read whatever they had asked for.
 /// `retry_after_seconds` repeats the `Retry-After` header, as apiservers do.
 pub fn service_unavailable(message: &str, retry_after_seconds: Option<u32>) -> Vec<u8> {
+    status(503, "ServiceUnavailable", message, retry_after_seconds)
+}
+
+/// Body of a 401, as kube-apiserver answers who cannot be told.
+pub fn unauthorized(message: &str) -> Vec<u8> {
+    status(401, "Unauthorized", message, None)
+}
+
+fn status(code: u16, reason: &'static str, message: &str, retry_after_seconds: Option<u32>) -> Vec<u8> {
     let status = Status {
         kind: "Status",
         api_version: "v1",
         metadata: Empty {},
         status: "Failure",
         message,
-        reason: "ServiceUnavailable",
+        reason,
         details: retry_after_seconds.map(|retry_after_seconds| Details { retry_after_seconds }),
-        code: 503,
+        code,
     };
-    // Strings and numbers alone: this cannot fail, and an empty body under a 503 would still be no 404.
+    // Strings and numbers alone: this cannot fail, and an empty body under an error would still be no 404.
     serde_json::to_vec(&status).unwrap_or_default()
 }
 

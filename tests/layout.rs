@@ -9,11 +9,15 @@ use std::path::{Path, PathBuf};
 
 /// Module, and the modules of this crate that it may name. `filter` is above all of them.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("config", &["quote"]),
+    ("config", &["identity", "quote"]),
     ("decision", &["config", "peers", "target"]),
     ("discovery", &["quote"]),
-    ("filter", &["config", "decision", "discovery", "guard", "local_reply", "metrics", "peers", "quote", "target"]),
+    (
+        "filter",
+        &["config", "decision", "discovery", "guard", "identity", "local_reply", "metrics", "peers", "quote", "target"],
+    ),
     ("guard", &["discovery", "peers", "target"]),
+    ("identity", &["config"]),
     ("lib", &[]),
     ("local_reply", &[]),
     ("metrics", &[]),

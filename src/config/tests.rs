@@ -51,6 +51,20 @@ fn with(keys: Value) -> Value {
     config
 }
 
+fn ignored() -> Identity {
+    let only = |name: &str| vec![name.to_owned()];
+    Identity {
+        client_certificates: ClientCertificates::Ignore,
+        front_proxy_cluster: None,
+        headers: IdentityHeaders {
+            user: only("x-remote-user"),
+            group: only("x-remote-group"),
+            uid: only("x-remote-uid"),
+            extra_prefix: only("x-remote-extra-"),
+        },
+    }
+}
+
 fn defaults() -> Config {
     let apiserver = |name: &str, cluster: &str| Apiserver {
         name: name.to_owned(),
@@ -72,6 +86,7 @@ fn defaults() -> Config {
         },
         exclusions: Exclusions { api_services: true, group_versions: vec![], grace_period: Duration::from_secs(300) },
         reroute: Reroute::FilterState { key: "mixed_version_proxy.cluster".to_owned() },
+        identity: ignored(),
         retry_after_seconds: 1,
     }
 }
@@ -195,12 +210,13 @@ fn every_key_reaches_its_field_in_both_forms() {
             grace_period: Duration::from_secs(3600),
         },
         reroute: header("x-mixed-version-cluster"),
+        identity: ignored(),
         retry_after_seconds: 300,
     };
     assert_eq!(parse(&every_key), Ok(expected));
 
     // What is refused whatever its value has its rows among the refusals.
-    let refused = ["identity.frontProxyCluster", "status.path"];
+    let refused = ["identity.frontProxyCluster", "status.path"]; // the first goes only with a gateway
     for (path, _) in schema() {
         let is_set = value_at(&mut every_key, &path).is_some();
         assert!(is_set != refused.contains(&path.as_str()), "{path} is not tested");
@@ -676,34 +692,91 @@ fn unusable_reroute_keys_are_refused() {
     ]);
 }
 
+/// With clusters that carry the front-proxy certificate.
+fn trusting(changes: Value) -> Value {
+    let mut config = with(json!({
+        "apiservers": [
+            {"name": "cp-1", "cluster": "cp-1", "frontProxyCluster": "cp-1-trusted"},
+            {"name": "cp-2", "cluster": "cp-2", "frontProxyCluster": "cp-2-trusted"},
+        ],
+        "local": "cp-1",
+        "identity": {"clientCertificates": "RequestHeader"},
+    }));
+    let members = config.as_object_mut().unwrap();
+    members.extend(changes.as_object().unwrap().clone());
+    members.retain(|_, value| !value.is_null());
+    config
+}
+
 #[test]
-fn identity_and_status_are_checked_then_refused() {
+fn an_identity_is_handed_on_over_clusters_that_are_believed() {
+    let identity = parse(&trusting(json!({}))).unwrap().identity;
+    assert_eq!(identity.client_certificates, ClientCertificates::RequestHeader);
+    assert_eq!(identity.headers.user, ["x-remote-user"], "in lower case");
+    let gateway = json!({
+        "local": null,
+        "identity": {"clientCertificates": "RequestHeader", "frontProxyCluster": "trusted",
+            "headers": {"user": ["X-Remote-User", "X-User"]}},
+    });
+    let identity = parse(&trusting(gateway)).unwrap().identity;
+    assert_eq!(identity.front_proxy_cluster.as_deref(), Some("trusted"));
+    assert_eq!(identity.headers.user, ["x-remote-user", "x-user"]);
+    let refused = |changes: Value| parse(&trusting(changes)).unwrap_err().to_string();
+    for (changes, expected, why) in [
+        (
+            json!({"apiservers": [
+                {"name": "cp-1", "cluster": "cp-1", "frontProxyCluster": "cp-1-trusted"},
+                {"name": "cp-2", "cluster": "cp-2"},
+            ]}),
+            "apiservers[1].frontProxyCluster: missing, and needed with identity.clientCertificates: RequestHeader",
+            "an apiserver that nobody can be handed on to",
+        ),
+        (
+            json!({"local": null}),
+            "identity.frontProxyCluster: missing, and needed with identity.clientCertificates: RequestHeader",
+            "a gateway without a place for those that stay",
+        ),
+        (
+            json!({"identity": {"frontProxyCluster": "trusted"}}),
+            "identity.frontProxyCluster: a sidecar's here is the local apiserver, whose frontProxyCluster counts",
+            "a sidecar with two",
+        ),
+        (
+            json!({"local": null, "identity": {"frontProxyCluster": "cp-2"}}),
+            "identity.frontProxyCluster: \"cp-2\" is already a cluster of \"cp-2\"",
+            "a cluster that all requests reach",
+        ),
+        (
+            json!({"reroute": {"by": "Header", "key": "x-reroute"}}),
+            "reroute.by: Header does not go with identity.clientCertificates: RequestHeader, for a client can send headers",
+            "a client could choose the believed cluster",
+        ),
+        (
+            json!({
+                "identity": {"headers": {"extraPrefix": ["X-Who-"]}},
+                "reroute": {"by": "Header", "key": "x-who-reroute"},
+            }),
+            "reroute.key: \"x-who-reroute\" is one of identity.headers, which say who a client is",
+            "one header for two things",
+        ),
+    ] {
+        assert_eq!(refused(changes), expected, "{why}");
+    }
+}
+
+#[test]
+fn identity_and_status_are_checked() {
     let unsupported = "is not supported by this version; leave the key out";
     assert_refused(vec![
-        (
-            "identity from certificates",
-            json!({"identity": {"clientCertificates": "RequestHeader"}}),
-            &format!("identity.clientCertificates: RequestHeader {unsupported}"),
-        ),
         (
             "no such way",
             json!({"identity": {"clientCertificates": "Trust"}}),
             "identity.clientCertificates: \"Trust\" is not one of Ignore, RequestHeader",
         ),
         (
-            "a trusted cluster for all",
-            json!({"identity": {"frontProxyCluster": "trusted"}}),
-            &format!("identity.frontProxyCluster: \"trusted\" {unsupported}"),
-        ),
-        (
             "a trusted cluster without a name",
             json!({"identity": {"frontProxyCluster": ""}}),
             "identity.frontProxyCluster: \"\" is empty",
-        ),
-        (
-            "other headers",
-            json!({"identity": {"headers": {"group": ["X-Remote-Group", "X-Group"]}}}),
-            &format!("identity.headers.group: another list than the default {unsupported}"),
         ),
         ("no header", json!({"identity": {"headers": {"user": []}}}), "identity.headers.user: lists no header"),
         (

@@ -11,7 +11,8 @@ use super::raw::{
     RawReroute, RawStatus,
 };
 use super::{
-    Apiserver, Config, Discovery, Exclusions, GroupVersionPattern, PeerAggregatedDiscovery, PeerProxying, Reroute,
+    Apiserver, ClientCertificates, Config, Discovery, Exclusions, GroupVersionPattern, Identity, IdentityHeaders,
+    PeerAggregatedDiscovery, PeerProxying, Reroute,
 };
 use crate::quote::quoted;
 
@@ -67,13 +68,6 @@ enum RerouteBy {
     Header,
 }
 
-/// Where the identity of a client certificate goes.
-#[derive(Clone, Copy)]
-enum ClientCertificates {
-    Ignore,
-    RequestHeader,
-}
-
 pub(super) fn config(raw: RawConfig) -> Result<Config, ConfigError> {
     let apiservers = apiservers(raw.apiservers)?;
     let local = raw.local.map(|name| local(&name, &apiservers)).transpose()?;
@@ -87,8 +81,13 @@ pub(super) fn config(raw: RawConfig) -> Result<Config, ConfigError> {
         &raw.peer_aggregated_discovery,
         &[("Enabled", PeerAggregatedDiscovery::Enabled), ("Disabled", PeerAggregatedDiscovery::Disabled)],
     )?;
-    identity(raw.identity)?;
+    let identity = identity(raw.identity)?;
+    identity_has_clusters(&identity, &apiservers, local)?;
     status(raw.status)?;
+    let reroute = reroute(raw.reroute)?;
+    if let Reroute::Header { name } = &reroute {
+        reroute_header_is_harmless(name, &identity)?;
+    }
     Ok(Config {
         apiservers,
         local,
@@ -96,7 +95,8 @@ pub(super) fn config(raw: RawConfig) -> Result<Config, ConfigError> {
         peer_aggregated_discovery,
         discovery: discovery(raw.discovery)?,
         exclusions: exclusions(raw.exclusions)?,
-        reroute: reroute(raw.reroute)?,
+        reroute,
+        identity,
         retry_after_seconds: retry_after_seconds(raw.retry_after_seconds)?,
     })
 }
@@ -271,44 +271,78 @@ fn reroute_header(key: &str) -> Result<String, &'static str> {
     Ok(name)
 }
 
-fn identity(raw: RawIdentity) -> Result<(), ConfigError> {
-    const PATH: &str = "identity.clientCertificates";
+fn identity(raw: RawIdentity) -> Result<Identity, ConfigError> {
     let client_certificates = choice(
-        PATH,
+        "identity.clientCertificates",
         &raw.client_certificates,
         &[("Ignore", ClientCertificates::Ignore), ("RequestHeader", ClientCertificates::RequestHeader)],
     )?;
-    let front_proxy_cluster = raw
-        .front_proxy_cluster
-        .map(|cluster| name("identity.frontProxyCluster", cluster, MAX_CLUSTER_BYTES))
-        .transpose()?;
+    let front_proxy_cluster =
+        raw.front_proxy_cluster.map(|cluster| name(FRONT_PROXY_CLUSTER, cluster, MAX_CLUSTER_BYTES)).transpose()?;
     let RawIdentityHeaders { user, group, uid, extra_prefix } = raw.headers;
-    let defaults = RawIdentityHeaders::default();
-    let lists = [
-        ("identity.headers.user", user, defaults.user),
-        ("identity.headers.group", group, defaults.group),
-        ("identity.headers.uid", uid, defaults.uid),
-        ("identity.headers.extraPrefix", extra_prefix, defaults.extra_prefix),
-    ];
-    for (path, names, _) in &lists {
-        header_names(path, names)?;
-    }
+    Ok(Identity {
+        client_certificates,
+        front_proxy_cluster,
+        headers: IdentityHeaders {
+            user: header_names("identity.headers.user", user)?,
+            group: header_names("identity.headers.group", group)?,
+            uid: header_names("identity.headers.uid", uid)?,
+            extra_prefix: header_names("identity.headers.extraPrefix", extra_prefix)?,
+        },
+    })
+}
 
-    if let ClientCertificates::RequestHeader = client_certificates {
-        return Err(ConfigError::unsupported(PATH, raw.client_certificates));
-    }
-    if let Some(cluster) = front_proxy_cluster {
-        return Err(ConfigError::unsupported("identity.frontProxyCluster", quoted(&cluster)));
-    }
-    for (path, names, default) in lists {
-        if names != default {
-            return Err(ConfigError::unsupported(path, "another list than the default"));
+const FRONT_PROXY_CLUSTER: &str = "identity.frontProxyCluster";
+
+/// An identity needs a cluster that carries it, wherever a request may go.
+fn identity_has_clusters(
+    identity: &Identity,
+    apiservers: &[Apiserver],
+    local: Option<usize>,
+) -> Result<(), ConfigError> {
+    if let Some(cluster) = &identity.front_proxy_cluster {
+        if local.is_some() {
+            let problem = "a sidecar's here is the local apiserver, whose frontProxyCluster counts";
+            return Err(ConfigError::conflict(FRONT_PROXY_CLUSTER, problem));
         }
+        let is_used = |apiserver: &&Apiserver| {
+            [&apiserver.cluster, &apiserver.discovery_cluster].contains(&cluster)
+                || apiserver.front_proxy_cluster.as_ref() == Some(cluster)
+        };
+        if let Some(apiserver) = apiservers.iter().find(is_used) {
+            let problem = format!("{} is already a cluster of {}", quoted(cluster), quoted(&apiserver.name));
+            return Err(ConfigError::conflict(FRONT_PROXY_CLUSTER, problem));
+        }
+    }
+    if identity.client_certificates == ClientCertificates::Ignore {
+        return Ok(());
+    }
+    const NEEDED: &str = "missing, and needed with identity.clientCertificates: RequestHeader";
+    if let Some(index) = apiservers.iter().position(|apiserver| apiserver.front_proxy_cluster.is_none()) {
+        return Err(ConfigError::conflict(&format!("apiservers[{index}].frontProxyCluster"), NEEDED));
+    }
+    if local.is_none() && identity.front_proxy_cluster.is_none() {
+        return Err(ConfigError::conflict(FRONT_PROXY_CLUSTER, NEEDED));
     }
     Ok(())
 }
 
-fn header_names(path: &str, names: &[String]) -> Result<(), ConfigError> {
+/// Whom a client says it is, and a cluster where that is believed, must be out of its reach.
+fn reroute_header_is_harmless(name: &str, identity: &Identity) -> Result<(), ConfigError> {
+    if identity.headers.may_hold(name) {
+        let problem = format!("{} is one of identity.headers, which say who a client is", quoted(name));
+        return Err(ConfigError::conflict("reroute.key", problem));
+    }
+    if identity.client_certificates == ClientCertificates::RequestHeader {
+        let problem =
+            "Header does not go with identity.clientCertificates: RequestHeader, for a client can send headers";
+        return Err(ConfigError::conflict("reroute.by", problem));
+    }
+    Ok(())
+}
+
+/// The names in lower case.
+fn header_names(path: &str, names: Vec<String>) -> Result<Vec<String>, ConfigError> {
     if names.is_empty() {
         return Err(ConfigError::invalid(path, "lists no header"));
     }
@@ -316,7 +350,7 @@ fn header_names(path: &str, names: &[String]) -> Result<(), ConfigError> {
         Some((index, name)) => {
             Err(ConfigError::invalid(&format!("{path}[{index}]"), format!("{} is not a header name", quoted(name))))
         }
-        None => Ok(()),
+        None => Ok(names.into_iter().map(|name| name.to_ascii_lowercase()).collect()),
     }
 }
 

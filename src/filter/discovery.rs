@@ -151,7 +151,7 @@ impl Shared {
             let view = self.view();
             let fresh = view.health_of(half).fresh.without(view.avoided);
             let may_pick = self.config.peer_proxying == PeerProxying::Enabled;
-            fresh.pick(self.random()).filter(|_| may_pick).inspect(|apiserver| sent.to = self.reroute(*apiserver))
+            fresh.pick(self.random()).filter(|_| may_pick).inspect(|apiserver| self.reroute(*apiserver, sent))
         });
         host::log_failure("asking for JSON", host::set_request_header("accept", POLL_ACCEPT));
         let known = whom.and_then(|apiserver| {
@@ -175,7 +175,7 @@ impl Shared {
             let first = owners.peek().copied();
             // The first one's hash is the one that clients know; another's costs a redirect.
             if let Some(owner) = owners.find(|owner| !avoided.contains(*owner)).or(first) {
-                sent.to = self.reroute(owner);
+                self.reroute(owner, sent);
             }
         }
     }

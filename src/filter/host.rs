@@ -19,6 +19,9 @@ pub(super) struct HostStatus(pub(super) u32);
 /// Status of a header, property or function that is not there.
 const NOT_FOUND: u32 = 1;
 
+/// Status of what is not in the form that it should have.
+const PARSE_FAILURE: u32 = 4;
+
 /// The maps and buffers that the filter reads (`proxy_map_type_t`, `proxy_buffer_type_t`).
 mod kind {
     pub(super) const REQUEST_HEADERS: u32 = 0;
@@ -37,6 +40,8 @@ unsafe extern "C" {
     fn proxy_get_buffer_bytes(kind: u32, start: usize, max: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_header_map_value(map: u32, key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, value: *const u8, value_size: usize) -> u32;
+    fn proxy_add_header_map_value(map: u32, key: *const u8, key_size: usize, value: *const u8, value_size: usize) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_remove_header_map_value(map: u32, key: *const u8, key_size: usize) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
@@ -134,6 +139,23 @@ pub(super) fn set_request_header(name: &str, value: &str) -> Result<(), HostStat
     done(unsafe {
         proxy_replace_header_map_value(kind::REQUEST_HEADERS, name.as_ptr(), name.len(), value.as_ptr(), value.len())
     })
+}
+
+/// Adds a line to the request headers of a name.
+pub(super) fn add_request_header(name: &str, value: &str) -> Result<(), HostStatus> {
+    // SAFETY: both strings are valid for the call.
+    done(unsafe {
+        proxy_add_header_map_value(kind::REQUEST_HEADERS, name.as_ptr(), name.len(), value.as_ptr(), value.len())
+    })
+}
+
+/// The names of all request headers, a name once for each line of it. A list that cannot be read is an error too.
+pub(super) fn request_header_names() -> Result<Vec<Vec<u8>>, HostStatus> {
+    let mut pairs = Returned::nothing();
+    // SAFETY: both out-pointers are valid for the call.
+    let status = unsafe { proxy_get_header_map_pairs(kind::REQUEST_HEADERS, &raw mut pairs.data, &raw mut pairs.size) };
+    let bytes = pairs.into_option(status)?.unwrap_or_default();
+    names_in_map(&bytes).ok_or(HostStatus(PARSE_FAILURE))
 }
 
 /// Removes all request headers of a name.
@@ -243,6 +265,24 @@ fn serialize_map(pairs: &[(&str, &[u8])]) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// The names in proxy-wasm's form of a header list: see [`serialize_map`].
+fn names_in_map(bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (count, mut lengths) = bytes.split_first_chunk()?;
+    let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;
+    let mut texts = lengths.get(count.checked_mul(8)?..)?;
+    let mut names = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (name, value);
+        (name, lengths) = lengths.split_first_chunk()?;
+        (value, lengths) = lengths.split_first_chunk()?;
+        let length = |bytes: &[u8; 4]| usize::try_from(u32::from_le_bytes(*bytes)).ok();
+        names.push(texts.get(..length(name)?)?.to_vec());
+        let behind = length(name)?.checked_add(length(value)?)?.checked_add(2)?;
+        texts = texts.get(behind..)?;
+    }
+    Some(names)
 }
 
 fn buffer(kind: u32, max: usize) -> Result<Vec<u8>, HostStatus> {

@@ -51,6 +51,8 @@ pub(super) struct Sent {
     path: Option<Vec<u8>>,
     /// If it is about discovery that is answered for the whole cluster. Boxed: it is rare.
     pub(super) discovery: Option<Box<discovery::Request>>,
+    /// It carries an identity that was set here, and may go over clusters that have it believed.
+    pub(super) has_identity: bool,
     pub(super) to: To,
     /// The latest question at that time: an answer to a later one tells what is true now.
     pub(super) mark: u64,
@@ -86,10 +88,18 @@ impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _headers: usize, end_of_stream: bool) -> Action {
         #[cfg(feature = "trap-on-command")]
         host::trap_if(host::request_header(host::TRAP_HEADER));
-        if let Some(shared) = &self.shared {
-            self.state = State::Sent(shared.request(end_of_stream));
+        let Some(shared) = &self.shared else { return Action::Continue };
+        match shared.request(end_of_stream) {
+            Ok(sent) => {
+                self.state = State::Sent(sent);
+                Action::Continue
+            }
+            Err(reply) => {
+                self.state = State::Done;
+                reply.send(shared.config.retry_after_seconds);
+                Action::Pause
+            }
         }
-        Action::Continue
     }
 
     fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
@@ -125,8 +135,8 @@ impl Drop for Http {
 }
 
 impl Shared {
-    /// Decides about a request and carries the decision out.
-    fn request(&self, ended_with_headers: bool) -> Sent {
+    /// Decides about a request and carries the decision out. `Err`: it goes nowhere and is answered with this.
+    fn request(&self, ended_with_headers: bool) -> Result<Sent, Reply> {
         if let Reroute::Header { name } = &self.config.reroute {
             // A client must not choose the cluster.
             host::log_failure("removing the rerouting header", host::remove_request_header(name));
@@ -134,21 +144,37 @@ impl Shared {
         let mut sent = Sent {
             path: None,
             discovery: None,
+            has_identity: self.assert_identity()?,
             to: To::Here,
             mark: self.mark(),
             ended_with_headers,
             reaches_backend: false,
         };
-        let Ok(Some(path)) = host::request_header(":path") else { return sent };
+        self.route(&mut sent);
+        if let (true, To::Here) = (sent.has_identity, sent.to)
+            && let Some(cluster) = self.trusted_here()
+        {
+            host::log_failure("handing on an identity", self.choose(cluster));
+        }
+        Ok(sent)
+    }
+
+    /// Where "here" is for a request that carries an identity set by the filter.
+    fn trusted_here(&self) -> Option<&str> {
+        match self.config.local {
+            Some(local) => self.config.apiservers.get(local)?.front_proxy_cluster.as_deref(),
+            None => self.config.identity.front_proxy_cluster.as_deref(),
+        }
+    }
+
+    fn route(&self, sent: &mut Sent) {
+        let Ok(Some(path)) = host::request_header(":path") else { return };
         let path = without_query(path);
-        let Some(decoded) = DecodedPath::new(&path) else { return sent };
+        let Some(decoded) = DecodedPath::new(&path) else { return };
         let resource = match decoded.target() {
             Target::Resource(resource) => resource,
-            Target::Discovery(target) => {
-                self.discovery_request(target, &mut sent);
-                return sent;
-            }
-            Target::Other => return sent,
+            Target::Discovery(target) => return self.discovery_request(target, sent),
+            Target::Other => return,
         };
         sent.reaches_backend = resource.reaches_backend();
         let has_loop_header = || !matches!(host::request_header(LOOP_HEADER), Ok(None));
@@ -156,27 +182,32 @@ impl Shared {
             Decision::Reroute(peer) if self.config.peer_proxying == PeerProxying::DryRun => {
                 // Its answer is not judged either: it would have been another one.
                 log::info!("dry run: a request for {} would go to {}", name_of(&resource), self.name_of(peer));
-                return sent;
+                return;
             }
-            Decision::Reroute(peer) => sent.to = self.reroute(peer),
+            Decision::Reroute(peer) => self.reroute(peer, sent),
             Decision::Here(_) => {}
         }
         drop(decoded);
         sent.path = Some(path);
-        sent
     }
 
-    pub(super) fn reroute(&self, peer: usize) -> To {
-        let Some(apiserver) = self.config.apiservers.get(peer) else { return To::Here };
-        let cluster = apiserver.cluster.as_str();
-        let chosen = host::set_request_header(LOOP_HEADER, "true").and_then(|()| match &self.config.reroute {
+    pub(super) fn reroute(&self, peer: usize, sent: &mut Sent) {
+        let Some(apiserver) = self.config.apiservers.get(peer) else { return };
+        let trusted = apiserver.front_proxy_cluster.as_deref().filter(|_| sent.has_identity);
+        let cluster = trusted.unwrap_or(&apiserver.cluster);
+        let marked = host::set_request_header(LOOP_HEADER, "true");
+        host::log_failure("rerouting", marked.and_then(|()| self.choose(cluster)));
+        // Envoy may have taken half of it, so the answer is looked at as a peer's: the cluster that answered is compared.
+        sent.to = To::Peer(peer);
+    }
+
+    /// Makes Envoy send the request to a cluster.
+    fn choose(&self, cluster: &str) -> Result<(), host::HostStatus> {
+        match &self.config.reroute {
             Reroute::FilterState { key } => host::set_filter_state(key, cluster),
             Reroute::Header { name } => host::set_request_header(name, cluster),
-        });
-        let picked_again = chosen.and_then(|()| host::clear_route_cache());
-        host::log_failure("rerouting", picked_again);
-        // Envoy may have taken half of it, so the answer is looked at as a peer's: the cluster that answered is compared.
-        To::Peer(peer)
+        }?;
+        host::clear_route_cache()
     }
 
     /// Looks at an answer.
@@ -297,7 +328,10 @@ impl Shared {
     }
 
     fn is_cluster_of(&self, apiserver: usize, cluster: &[u8]) -> bool {
-        self.config.apiservers.get(apiserver).is_some_and(|apiserver| apiserver.cluster.as_bytes() == cluster)
+        self.config.apiservers.get(apiserver).is_some_and(|apiserver| {
+            apiserver.cluster.as_bytes() == cluster
+                || apiserver.front_proxy_cluster.as_ref().is_some_and(|trusted| trusted.as_bytes() == cluster)
+        })
     }
 }
 

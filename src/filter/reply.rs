@@ -1,11 +1,12 @@
-//! A 503 in an answer's place.
+//! A 503 in an answer's place, or a 401 in a request's.
 
 use super::host;
 use crate::guard::WhyRefused;
-use crate::local_reply::{Effect, UpstreamFailure, service_unavailable};
+use crate::local_reply::{Effect, UpstreamFailure, service_unavailable, unauthorized};
 
 /// What the client gets.
 pub(super) struct Reply {
+    code: Code,
     /// For the client.
     message: &'static str,
     /// For the access log.
@@ -13,6 +14,12 @@ pub(super) struct Reply {
     retry: Retry,
     /// Of the apiserver's answer that is replaced, so that its audit log can be found.
     audit_id: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy)]
+enum Code {
+    Unauthorized,
+    Unavailable,
 }
 
 /// Whether the client may be told to try again.
@@ -39,12 +46,13 @@ impl Reply {
             WhyRefused::Vanished => "no apiserver serves this resource any more, but one did until a moment ago",
         };
         let details = format!("mixed_version_proxy_guarded_404{{{}}}", why.word());
-        Self { message, details, retry, audit_id }
+        Self { code: Code::Unavailable, message, details, retry, audit_id }
     }
 
     /// In place of discovery, before each apiserver has been tried.
     pub(super) fn discovery_not_yet() -> Self {
         Self {
+            code: Code::Unavailable,
             message: "the proxy has not asked all apiservers yet what they serve",
             details: "mixed_version_proxy_discovery{not_yet}".to_owned(),
             retry: Retry::Yes,
@@ -55,6 +63,7 @@ impl Reply {
     /// In place of a document that nobody can tell of just now.
     pub(super) fn discovery_in_doubt(retry: Retry) -> Self {
         Self {
+            code: Code::Unavailable,
             message: "it cannot be told just now what all apiservers serve of it",
             details: "mixed_version_proxy_discovery{in_doubt}".to_owned(),
             retry,
@@ -62,9 +71,21 @@ impl Reply {
         }
     }
 
+    /// To who shows a certificate that nobody can be made of.
+    pub(super) fn unauthorized() -> Self {
+        Self {
+            code: Code::Unauthorized,
+            message: "Unauthorized",
+            details: "mixed_version_proxy_certificate_refused".to_owned(),
+            retry: Retry::No,
+            audit_id: None,
+        }
+    }
+
     /// In place of a rerouted request's redirect.
     pub(super) fn redirect() -> Self {
         Self {
+            code: Code::Unavailable,
             message: "the apiserver that serves this resource answered with a redirect, which would lead past the proxy",
             details: "mixed_version_proxy_redirect".to_owned(),
             retry: Retry::No,
@@ -79,7 +100,8 @@ impl Reply {
             UpstreamFailure::MaybeSent => ("the connection to the apiserver broke before its answer", "maybe_sent"),
         };
         let retry = Retry::unless(!failure.allows_retry(effect));
-        Self { message, details: format!("mixed_version_proxy_upstream_failure{{{word}}}"), retry, audit_id: None }
+        let details = format!("mixed_version_proxy_upstream_failure{{{word}}}");
+        Self { code: Code::Unavailable, message, details, retry, audit_id: None }
     }
 
     /// Sends it.
@@ -88,12 +110,16 @@ impl Reply {
             Retry::Yes => Some(retry_after_seconds),
             Retry::No => None,
         };
-        let body = service_unavailable(self.message, retry_after);
+        let (code, body) = match self.code {
+            Code::Unauthorized => (401, unauthorized(self.message)),
+            Code::Unavailable => (503, service_unavailable(self.message, retry_after)),
+        };
         let retry_after = retry_after.map(|seconds| seconds.to_string());
         let mut headers: Vec<(&str, &[u8])> =
             vec![("content-type", b"application/json"), ("cache-control", b"no-cache, private")];
         headers.extend(retry_after.iter().map(|seconds| ("retry-after", seconds.as_bytes())));
         headers.extend(self.audit_id.iter().map(|id| ("audit-id", id.as_slice())));
-        host::log_failure("answering with a 503", host::send_local_response(503, &self.details, &headers, &body));
+        let sent = host::send_local_response(code, &self.details, &headers, &body);
+        host::log_failure("answering in an apiserver's place", sent);
     }
 }
