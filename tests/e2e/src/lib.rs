@@ -3,16 +3,16 @@
 //!
 //! The tests themselves are in `tests/`, one file for each thing that must hold.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use lab::{
     Client, Envoy, StubApiserver,
-    apiserver::AGGREGATED,
-    certs::{Authority, ClientTls, SERVER_NAMES, ServerTls},
+    apiserver::{AGGREGATED, FRONT_PROXY},
+    certs::{Authority, ClientTls, Identity, SERVER_NAMES, ServerTls},
     client::Answer,
     envoy::{Config, EnvoyBuilder},
-    eventually, wasm_path,
+    eventually, fixtures, wasm_path,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -79,7 +79,39 @@ impl Pki {
         server.write(directory.path(), "server.crt", "server.key")?;
         let poller = authority.client("mixed-version-proxy-poller", &[])?;
         poller.write(directory.path(), "poller.crt", "poller.key")?;
-        Ok(Self { authority, directory })
+        let pki = Self { authority, directory };
+        pki.renew_front_proxy()?;
+        let secret = fs::read_to_string(fixtures::repository().join("envoy/front-proxy-client.sds.yaml"))?;
+        let secret = secret.replace("/etc/kubernetes/pki", pki.path()?);
+        fs::write(pki.directory.path().join("front-proxy-client.sds.yaml"), secret)?;
+        Ok(pki)
+    }
+
+    /// A new front-proxy certificate in the place of the old one, moved there as Envoy expects it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn renew_front_proxy(&self) -> Result<()> {
+        let directory = self.directory.path();
+        let front_proxy = self.authority.client(FRONT_PROXY, &[])?;
+        front_proxy.write(directory, "front-proxy-client.crt.new", "front-proxy-client.key.new")?;
+        for file in ["front-proxy-client.key", "front-proxy-client.crt"] {
+            fs::rename(directory.join(format!("{file}.new")), directory.join(file))?;
+        }
+        Ok(())
+    }
+
+    /// TLS of a client that shows a certificate with this subject, in DER.
+    ///
+    /// # Errors
+    /// The cryptographic library refuses.
+    pub fn client_of(&self, subject: &[u8]) -> Result<(ClientTls, Identity)> {
+        let identity = self.authority.client_with_subject(subject)?;
+        Ok((self.client()?.identity(&identity)?, identity))
+    }
+
+    fn path(&self) -> Result<&str> {
+        self.directory.path().to_str().context("a path that is not UTF-8")
     }
 
     /// TLS of an apiserver that takes client certificates of this authority.
@@ -214,6 +246,23 @@ impl ControlPlane {
     /// No answer.
     pub async fn get(&self, target: &str) -> Result<Answer> {
         self.client.get(target).header("accept", "application/json").send().await
+    }
+
+    /// A client that shows a certificate with this subject, in DER; and its certificate.
+    ///
+    /// # Errors
+    /// Envoy has no listener, or the cryptographic library refuses.
+    pub async fn client_with_certificate(&self, subject: &[u8]) -> Result<(Client, Identity)> {
+        let (tls, identity) = self.pki.client_of(subject)?;
+        Ok((Client::tls(listener(&self.envoy).await?, tls), identity))
+    }
+
+    /// Gives Envoy a new front-proxy certificate; its file.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn renew_front_proxy(&self) -> Result<()> {
+        self.pki.renew_front_proxy()
     }
 
     /// A client that comes past Envoy, straight to an apiserver.
