@@ -106,8 +106,8 @@ fn bad(good: &Value) -> Vec<(Value, &'static str)> {
             r#"reroute.key: "authorization" already has a meaning; "#,
         ),
         (
-            but(json!({"identity": {"clientCertificates": "RequestHeader"}})),
-            "identity.clientCertificates: RequestHeader is not supported by this version; leave the key out",
+            but(json!({"identity": {"clientCertificates": "RequestHeader", "frontProxyCluster": "trusted"}})),
+            "identity.frontProxyCluster: a sidecar's here is the local apiserver, whose frontProxyCluster counts",
         ),
         (
             but(json!({"status": {"path": "/mixed-version-proxy"}})),

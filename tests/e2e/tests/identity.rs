@@ -182,8 +182,15 @@ async fn nobody_becomes_somebody_else_by_ten_thousand_headers() {
     let mut sent = 0;
     for file in [SIDECAR, GATEWAY, GATEWAY_HEADER] {
         let plane = ControlPlane::builder(file).settled().await.unwrap();
+        // A gateway's balancer sends nothing before its first health check.
+        eventually(PATIENCE, "an answer to what stays", async || {
+            plane.get(COMMON).await.is_ok_and(|it| it.status == 200)
+        })
+        .await
+        .unwrap();
         clear(&plane);
         let mut connection = plane.client.connect().await.unwrap();
+        let mut requests = 0;
         let paths =
             [COMMON, NEW, "/healthz", "/version", "/apis", "/apis/apps/v1", "/openapi/v3", "//odd", "/api/v1/nosuch"];
         let enough = sent + HEADERS.div_ceil(3);
@@ -207,11 +214,13 @@ async fn nobody_becomes_somebody_else_by_ten_thousand_headers() {
                     request = request.header(name, value);
                 }
             }
+            requests += 1;
             let answer: Answer = request.send_on(&mut connection).await.unwrap();
             assert_ne!(answer.status, 400, "{method} {path}: it was to get through");
         }
         let all = received(&plane);
-        assert!(all.len() > 200, "{} requests have reached an apiserver", all.len());
+        // Some of those for discovery look like the filter's polls.
+        assert!(all.len() > requests / 2, "only {} of {requests} requests have reached an apiserver", all.len());
         for request in all {
             let leaked = identity(&request);
             assert!(leaked.is_empty() && !is_believed(&request), "seed {seed}: {leaked:?} in {request:?}");

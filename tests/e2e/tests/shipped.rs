@@ -120,6 +120,27 @@ impl Shipped {
         self.clusters().iter().filter(|cluster| polls.contains(&text(&cluster["name"]))).collect()
     }
 
+    fn listener(&self) -> &Value {
+        &self.0["static_resources"]["listeners"][0]
+    }
+
+    /// The names of the clusters where the filter's word for who a client is counts.
+    fn trusted(&self) -> Vec<&str> {
+        let apiservers = list(&self.plugin()["apiservers"]).iter().map(|apiserver| &apiserver["frontProxyCluster"]);
+        apiservers.chain([&self.plugin()["identity"]["frontProxyCluster"]]).filter_map(Value::as_str).collect()
+    }
+
+    fn trusted_clusters(&self) -> Vec<&Value> {
+        let trusted = self.trusted();
+        self.clusters().iter().filter(|cluster| trusted.contains(&text(&cluster["name"]))).collect()
+    }
+
+    /// What clients' requests go over whose sender the filter does not vouch for.
+    fn ordinary_clusters(&self) -> Vec<&Value> {
+        let trusted = self.trusted();
+        self.client_clusters().into_iter().filter(|cluster| !trusted.contains(&text(&cluster["name"]))).collect()
+    }
+
     /// All others: what clients' requests go over.
     fn client_clusters(&self) -> Vec<&Value> {
         let polls = self.apiservers("discoveryCluster");
@@ -314,7 +335,8 @@ const ROUTES: &[Property] = &[
         |shipped| {
             let map = &shipped.specifier()["cluster_matcher"]["matcher_tree"]["exact_match_map"]["map"];
             let map = map.as_object().expect("a map");
-            let mut found = different(map.keys().map(String::as_str), shipped.apiservers("cluster"));
+            let known = [shipped.apiservers("cluster"), shipped.trusted()].concat();
+            let mut found = different(map.keys().map(String::as_str), known);
             for (name, entry) in map {
                 found.extend(other_than(&entry["action"]["typed_config"]["cluster"], &json!(name)));
             }
@@ -411,7 +433,9 @@ const MANAGER_PROPERTIES: &[Property] = &[
     (
         "no connection or stream is limited in time but by its route",
         |shipped| {
-            let limits = shipped.mentions(&["max_stream_duration", "max_connection_duration", "request_timeout"]);
+            let mut limits = shipped.mentions(&["max_stream_duration", "max_connection_duration", "request_timeout"]);
+            // But those with the front-proxy certificate, below.
+            limits.retain(|place| !(place.starts_with("/static_resources/clusters/") && place.ends_with("_duration")));
             [limits, other_than(&shipped.manager()["stream_idle_timeout"], &json!("0s"))].concat()
         },
         |shipped| shipped.manager_mut()["stream_idle_timeout"] = "300s".into(),
@@ -535,11 +559,68 @@ const CLUSTERS: &[Property] = &[
         },
     ),
     (
-        "clients' requests go upstream without a client certificate",
-        |shipped| unlike(shipped.client_clusters(), |cluster| !has_client_certificate(cluster)),
+        "clients' requests go upstream without a client certificate, but where the filter vouches for them",
+        |shipped| unlike(shipped.ordinary_clusters(), |cluster| !has_client_certificate(cluster)),
         |shipped| {
             let tls = common_tls(shipped.cluster("cp-2-poll").unwrap()).clone();
             shipped.cluster_mut("cp-2")["transport_socket"]["typed_config"]["common_tls_context"] = tls;
+        },
+    ),
+    (
+        "connections with the front-proxy certificate, which comes by SDS, end in bounded time; no others do",
+        |shipped| {
+            let is_bounded = |cluster: &Value| {
+                http_options(cluster)["common_http_protocol_options"].get("max_connection_duration").is_some()
+            };
+            let trusted = shipped.trusted_clusters();
+            let trusted = trusted.iter().filter(|cluster| {
+                !is_bounded(cluster) || common_tls(cluster).get("tls_certificate_sds_secret_configs").is_none()
+            });
+            let mut found: Vec<_> = trusted.map(|cluster| cluster["name"].to_string()).collect();
+            found.extend(unlike(shipped.ordinary_clusters(), |cluster| !is_bounded(cluster)));
+            found.extend(unlike(shipped.poll_clusters(), |cluster| !is_bounded(cluster)));
+            found
+        },
+        |shipped| {
+            let options = &mut shipped.cluster_mut("cp-1")["typed_extension_protocol_options"];
+            let options = &mut options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
+            options["common_http_protocol_options"]["max_connection_duration"] = "1s".into();
+        },
+    ),
+    (
+        "Envoy itself removes what clients say of who they are",
+        |shipped| {
+            let mutations =
+                list(&shipped.manager()["early_header_mutation_extensions"][0]["typed_config"]["mutations"]);
+            let pattern = "x[-_]remote[-_](user|group|uid|extra[-_].*)";
+            let removes = json!({"remove_on_match": {"key_matcher": {"safe_regex": {"regex": pattern}}}});
+            if mutations.contains(&removes) { Vec::new() } else { vec![format!("{mutations:?}")] }
+        },
+        |shipped| shipped.manager_mut()["early_header_mutation_extensions"] = json!([]),
+    ),
+    (
+        "identities are believed only where filter state chooses the cluster, and of certificates that Envoy verifies",
+        |shipped| {
+            if shipped.trusted().is_empty() {
+                return Vec::new();
+            }
+            let tls = &shipped.listener()["filter_chains"][0]["transport_socket"]["typed_config"]["common_tls_context"];
+            let validation = tls["validation_context"].as_object().expect("a CA for clients");
+            let keys: Vec<_> = validation.keys().collect();
+            [
+                other_than(&shipped.plugin()["reroute"]["by"], &json!("FilterState")),
+                if keys == ["trusted_ca"] { Vec::new() } else { vec![format!("{keys:?}")] },
+            ]
+            .concat()
+        },
+        |shipped| {
+            if shipped.trusted().is_empty() {
+                shipped.wasm_mut()["configuration"]["value"]["identity"] = json!({"frontProxyCluster": "trusted"});
+            }
+            shipped.wasm_mut()["configuration"]["value"]["reroute"]["by"] = "Header".into();
+            let tls = &mut shipped.0["static_resources"]["listeners"][0]["filter_chains"][0]["transport_socket"];
+            let tls = &mut tls["typed_config"]["common_tls_context"];
+            tls["validation_context"]["trust_chain_verification"] = "ACCEPT_UNTRUSTED".into();
         },
     ),
     (

@@ -9,7 +9,7 @@
 //! From these the [simulation](sim) judges what the filter does: see [`Broken`] for what must never happen. That it would
 //! be seen is shown by [planting](plant) what upstream's own proxy does wrong.
 //!
-//! What is left out: merged discovery, which the filter does not make yet, and with it the namespace controller, which is
+//! What is left out: merged discovery, and with it the namespace controller, which is
 //! harmed by documents that leave something out. Until then nothing protects the deletion of namespaces.
 
 pub mod catalogue;
