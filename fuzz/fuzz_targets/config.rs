@@ -1,0 +1,7 @@
+//! See `targets::config`.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mixed_version_proxy_fuzz::{targets, write_seeds};
+
+fuzz_target!(init: write_seeds("config"), |data: &[u8]| targets::config(data));

@@ -1,0 +1,7 @@
+//! See `targets::headers`.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mixed_version_proxy_fuzz::{targets, write_seeds};
+
+fuzz_target!(init: write_seeds("headers"), |data: &[u8]| targets::headers(data));
