@@ -20,7 +20,7 @@ use crate::peers::documents::{Documents, Kind};
 use crate::peers::election::{Candidate, Step};
 use crate::peers::exclusions::Exclusions;
 use crate::peers::refresh::{Answer, Asking, Change, Peers, Question, QuestionId, Role, Settings, Subject, Word};
-use crate::peers::snapshot::Snapshot;
+use crate::peers::snapshot::{Snapshot, SnapshotError};
 use crate::peers::table::{ApiserverSet, View};
 use crate::quote::quoted_bytes;
 
@@ -218,7 +218,7 @@ impl Shared {
         {
             log::error!("Envoy does not take the discovery of the whole cluster");
         }
-        let bytes = self.peers.borrow().snapshot(self.names()).to_bytes();
+        let bytes = self.snapshot_to_publish();
         let generation = match bytes {
             Ok(bytes) if self.data.publish(&bytes) => next_generation(self.generation.get()),
             Ok(_) => return log::error!("Envoy does not take what there is to publish"),
@@ -234,6 +234,15 @@ impl Shared {
         {
             self.generation.set(generation);
         }
+    }
+
+    fn snapshot_to_publish(&self) -> Result<Vec<u8>, SnapshotError> {
+        let (peers, previous) = (self.peers.borrow(), self.data.snapshot().unwrap_or_default());
+        let mut snapshot = peers.snapshot(self.names());
+        if let Ok(previous) = Snapshot::from_bytes(&previous) {
+            snapshot.keep_others(&previous, self.config.discovery.forget_after, host::monotonic_now());
+        }
+        snapshot.to_bytes()
     }
 
     fn adopt(&self) {

@@ -7,12 +7,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::peers::table::{ApiserverSet, MAX_APISERVERS};
+
 /// Of the layout; raised with every change of it, so that two versions of the filter in one process do not misread each
 /// other.
 const LAYOUT: u8 = 2;
 
 /// The largest snapshot that is published: hundreds of thousands of types, far beyond any cluster.
 pub const MAX_BYTES: usize = 16 << 20;
+
+/// How long a leader keeps what was told of apiservers that its configuration does not name, unless types are remembered
+/// for longer: it may be an older one that is being drained, for ten minutes if Envoy is not told otherwise.
+const KEEP_OTHERS: Duration = Duration::from_secs(15 * 60);
 
 /// All that is known, or what a reader borrows of its bytes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,6 +110,32 @@ pub enum SnapshotError {
 }
 
 impl<'s> Snapshot<'s> {
+    /// Adds what `previous` tells of apiservers that this one does not name. Whoever takes over from a leader with another
+    /// configuration then knows what was known before that one led.
+    pub fn keep_others(&mut self, previous: &Self, forget_after: Duration, now: Duration) {
+        let since = now.saturating_sub(forget_after.max(KEEP_OTHERS));
+        let is_named = |other: &ApiserverState<'_>| self.apiservers.iter().any(|state| state.is_about(other));
+        let (places, others): (Vec<_>, Vec<_>) = previous
+            .apiservers
+            .iter()
+            .enumerate()
+            .filter(|(_, other)| other.halves.iter().any(|half| half.heard >= Some(since)) && !is_named(other))
+            .take(MAX_APISERVERS.saturating_sub(self.apiservers.len()))
+            .unzip();
+        let first = self.apiservers.len();
+        self.apiservers.extend(others.into_iter().map(ApiserverState::unconfirmed));
+        for state in &previous.types {
+            let theirs = ApiserverSet::from_bits(state.servers);
+            let is_server = |(_, place): &(usize, &usize)| theirs.contains(**place);
+            let servers = places.iter().enumerate().filter(is_server).map(|(nth, _)| first.saturating_add(nth));
+            let servers = servers.collect::<ApiserverSet>().bits();
+            if servers != 0 {
+                // Of a type that stands here twice both entries count.
+                self.types.push(TypeState { names: state.names, servers, vanished_at: None });
+            }
+        }
+    }
+
     /// The bytes to publish.
     ///
     /// # Errors
@@ -123,6 +155,18 @@ impl<'s> Snapshot<'s> {
             return Err(SnapshotError::Unreadable);
         }
         postcard::from_bytes(rest).map_err(|_| SnapshotError::Unreadable)
+    }
+}
+
+impl ApiserverState<'_> {
+    fn is_about(&self, other: &ApiserverState<'_>) -> bool {
+        self.name == other.name && self.discovery_cluster == other.discovery_cluster
+    }
+
+    /// The same, which nobody polls any more.
+    fn unconfirmed(&self) -> Self {
+        let halves = self.halves.clone().map(|half| PollState { is_fresh: false, ..half });
+        Self { halves, open_api: self.open_api.clone(), ..*self }
     }
 }
 
@@ -161,6 +205,76 @@ mod tests {
     fn bytes_come_back_as_they_were() {
         let bytes = snapshot().to_bytes().unwrap();
         assert_eq!(Snapshot::from_bytes(&bytes), Ok(snapshot()));
+    }
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// A snapshot of apiservers, each heard of at minute 60, and of types with those that serve them.
+    fn telling(names: &[(&'static str, &'static str)], types: &[(&'static [u8], u64)]) -> Snapshot<'static> {
+        let heard = PollState { is_known: true, is_fresh: true, heard: Some(MINUTE * 60), ..PollState::default() };
+        let apiserver = |(name, discovery_cluster)| ApiserverState {
+            name,
+            discovery_cluster,
+            halves: [heard.clone(), heard.clone()],
+            open_api: heard.clone(),
+        };
+        let kind = |(resource, servers)| TypeState { names: [b"", b"v1", resource, b""], servers, vanished_at: None };
+        Snapshot {
+            apiservers: names.iter().copied().map(apiserver).collect(),
+            types: types.iter().copied().map(kind).collect(),
+            excluded: Vec::new(),
+            api_services: PollState::default(),
+        }
+    }
+
+    #[test]
+    fn what_was_told_of_apiservers_that_a_leader_does_not_name_is_kept() {
+        let (zero, one, two) = (("cp-0", "poll-0"), ("cp-1", "poll-1"), ("cp-2", "poll-2"));
+        let elsewhere = ("cp-1", "elsewhere");
+        let previous = telling(&[two, one, zero], &[(b"pods", 0b111), (b"crates", 0b010), (b"boxes", 0b100)]);
+        let own = [(&b"pods"[..], 0b1)];
+        for (named, forget_after, now, names, types, why) in [
+            (&[zero][..], 5, 61, &[zero, two, one][..], &[(&b"pods"[..], 0b110), (b"crates", 0b100)][..], "both"),
+            (&[one], 5, 61, &[one, two, zero], &[(b"pods", 0b110), (b"boxes", 0b100)], "in another order"),
+            (&[zero, one, two], 5, 61, &[zero, one, two], &[], "all are named"),
+            (
+                &[zero, elsewhere, two],
+                5,
+                61,
+                &[zero, elsewhere, two, one],
+                &[(b"pods", 0b1000), (b"crates", 0b1000)],
+                "the same name elsewhere is another one",
+            ),
+            (
+                &[zero],
+                5,
+                75,
+                &[zero, two, one],
+                &[(b"pods", 0b110), (b"crates", 0b100)],
+                "as long as one may be drained",
+            ),
+            (&[zero], 5, 76, &[zero], &[], "not for ever"),
+            (&[zero], 30, 76, &[zero, two, one], &[(b"pods", 0b110), (b"crates", 0b100)], "as long as types are kept"),
+        ] {
+            let mut snapshot = telling(named, &own);
+            snapshot.keep_others(&previous, MINUTE * forget_after, MINUTE * now);
+            let kept: Vec<_> = snapshot.apiservers.iter().map(|state| (state.name, state.discovery_cluster)).collect();
+            assert_eq!(kept, names, "{why}");
+            assert_eq!(snapshot.types, telling(&[], &[&own[..], types].concat()).types, "{why}");
+            for (place, state) in snapshot.apiservers.iter().enumerate() {
+                let is_fresh = place < named.len();
+                assert!(state.halves.iter().all(|half| half.is_known && half.is_fresh == is_fresh), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_set_holds_no_more_apiservers_than_it_has_bits() {
+        let mut snapshot = telling(&[("cp-0", "poll-0"); MAX_APISERVERS - 1], &[]);
+        let previous = telling(&[("cp-1", "poll-1"), ("cp-2", "poll-2")], &[(b"pods", 0b11)]);
+        snapshot.keep_others(&previous, MINUTE, MINUTE * 60);
+        assert_eq!(snapshot.apiservers.len(), MAX_APISERVERS);
+        assert_eq!(snapshot.types[0].servers, 1 << 63);
     }
 
     #[test]

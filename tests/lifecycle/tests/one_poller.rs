@@ -165,6 +165,25 @@ fn what_only_the_current_configuration_names_is_polled_while_an_older_one_leads_
 }
 
 #[test]
+fn what_was_known_outlives_a_leader_with_another_configuration() {
+    let host = Host::new();
+    let (worker, trapped) = (host.worker(), host.worker());
+    let root = configure(&worker, SIDECAR);
+    for _ in 0..3 {
+        host.advance(Duration::from_millis(100));
+        tick(&worker, root);
+    }
+    let old_root = configure(&trapped, WITHOUT_CP_1);
+    for _ in 0..200 {
+        host.advance(Duration::from_millis(100));
+        tick(&trapped, old_root);
+    }
+    let fresh = host.worker();
+    let root = configure(&fresh, SIDECAR);
+    assert_eq!(rerouted_to(&fresh, root).as_deref(), Some("cp-1"));
+}
+
+#[test]
 fn two_hundred_configurations_leave_three_records() {
     let host = Host::new();
     let worker = host.worker();

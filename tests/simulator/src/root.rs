@@ -42,8 +42,6 @@ pub struct Root {
     pub apiservers: Vec<usize>,
     /// What it polls.
     pub role: Role,
-    /// When it was loaded, by the world's clock.
-    pub loaded_at: Duration,
     /// The latest tick, by the world's clock.
     pub ticked_at: Duration,
     /// When the next tick is due after this one.
@@ -116,7 +114,6 @@ impl Root {
             config,
             apiservers,
             role: Role::default(),
-            loaded_at: Duration::ZERO,
             ticked_at: Duration::ZERO,
             period: TICK,
             timer: 0,
@@ -198,7 +195,11 @@ impl Root {
             return false;
         }
         let names = names(&self.config);
-        let Ok(bytes) = self.peers.snapshot(names).to_bytes() else { return false };
+        let mut snapshot = self.peers.snapshot(names);
+        if let Some(Ok(previous)) = shared.snapshot.as_deref().map(Snapshot::from_bytes) {
+            snapshot.keep_others(&previous, self.config.discovery.forget_after, now);
+        }
+        let Ok(bytes) = snapshot.to_bytes() else { return false };
         shared.snapshot = Some(bytes);
         let generation = match self.generation.wrapping_add(1) {
             0 | u64::MAX => 1,

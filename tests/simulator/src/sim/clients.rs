@@ -161,7 +161,7 @@ impl Sim {
             _ => return None,
         }
         let placed = self.roots.get(&stream.root)?;
-        let (config, loaded_at, ticked_at) = (&placed.root.config, placed.root.loaded_at, placed.root.ticked_at);
+        let (config, ticked_at) = (&placed.root.config, placed.root.ticked_at);
         let clock = self.clock(stream.envoy);
         for (apiserver, configured) in placed.root.apiservers.iter().zip(&config.apiservers) {
             let told = || format!("404 for {label} through envoy {} root {}", stream.envoy, stream.root);
@@ -172,8 +172,7 @@ impl Sim {
                     format!("{}, asked cp-{asked}, cp-{apiserver} serves it", told()),
                 ));
             }
-            let ledger = &self.envoys[stream.envoy].ledger;
-            let listed = ledger.listed_last(&configured.discovery_cluster, kind, loaded_at, ticked_at);
+            let listed = self.envoys[stream.envoy].ledger.listed_last(&configured.discovery_cluster, kind, ticked_at);
             if listed.is_some_and(|listed| listed + config.discovery.forget_after > clock) {
                 return Some((
                     Broken::ForgottenTooSoon,

@@ -366,9 +366,7 @@ impl Sim {
         }
         let Some(placed) = self.roots.get_mut(&number) else { return };
         if placed.root.publish(&mut self.envoys[envoy].shared, clock) {
-            let apiservers = placed.root.config.apiservers.iter();
-            let clusters: Vec<_> = apiservers.map(|apiserver| apiserver.discovery_cluster.as_str()).collect();
-            self.envoys[envoy].ledger.published(number, &clusters, now);
+            self.envoys[envoy].ledger.published(number, now);
         }
         self.see_who_leads(envoy);
         if self.roots[&number].root.timer == timer {
@@ -459,7 +457,7 @@ impl Sim {
         let (number, id) = (self.number(), self.rng.u64(..));
         let clock = self.clock(envoy);
         let mut root = Root::new(config, members, id, &self.envoys[envoy].shared, clock, self.plant);
-        (root.loaded_at, root.ticked_at) = (self.now, self.now);
+        root.ticked_at = self.now;
         self.envoys[envoy].disturbed_at = self.envoys[envoy].disturbed_at.max(self.now);
         let polled: Vec<_> = root.config.apiservers.iter().map(|apiserver| &*apiserver.discovery_cluster).collect();
         tell!(self, "envoy {envoy} worker {worker} loads root {number}, which polls {polled:?}");
