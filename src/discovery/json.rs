@@ -2,7 +2,7 @@
 //! written, so that what nobody here knows survives.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
@@ -157,8 +157,8 @@ pub(super) fn mentions_by_name<'l, 'd>(lists: &'l [Vec<Named<'d>>]) -> HashMap<&
 
 /// All names of all lists, each once, by their bytes.
 pub(super) fn sorted_names<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
-    let mut sorted: Vec<&str> = names.collect();
-    sorted.sort_unstable();
+    // A heap's code is a tenth of a sort's, and the module's size is limited.
+    let mut sorted = names.collect::<BinaryHeap<_>>().into_sorted_vec();
     sorted.dedup();
     sorted
 }
