@@ -65,7 +65,7 @@ pub enum WhyRefused {
     NotByApiserver,
     /// The apiserver that answered does not list the type, and another one does or did until just now.
     ListedByAnother,
-    /// Nobody is known to list the type, but not everybody could be asked.
+    /// Not everybody could be asked, or one whose group-version is stale has said nothing of it.
     Unconfirmed,
     /// Nobody lists the type any more, but somebody did not long ago: controllers still hold that discovery.
     Vanished,

@@ -27,6 +27,13 @@ pub struct GroupVersionName {
     pub version: String,
 }
 
+impl GroupVersionName {
+    /// The version of the group.
+    pub fn new(group: &str, version: &str) -> Self {
+        Self { group: group.to_owned(), version: version.to_owned() }
+    }
+}
+
 /// Why an answer is no list of APIServices.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiServicesError {

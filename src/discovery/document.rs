@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
+use crate::discovery::api_services::GroupVersionName;
 use crate::quote::{clipped, quoted, quoted_bytes};
 
 /// Accept clauses of a poll, best first: the apiserver's own view without its peers' (`profile=nopeer`, else servers
@@ -143,6 +144,12 @@ impl Document {
             .collect();
         let has_resources = group_versions.iter().any(|group_version| !group_version.resources.is_empty());
         if has_resources { Ok(Self { group_versions }) } else { Err(DocumentError::Empty) }
+    }
+
+    /// The group-versions that are stale.
+    pub fn stale(&self) -> impl Iterator<Item = GroupVersionName> {
+        let stale = self.group_versions.iter().filter(|group_version| group_version.is_stale);
+        stale.map(|group_version| GroupVersionName::new(&group_version.group, &group_version.version))
     }
 }
 

@@ -406,11 +406,11 @@ impl Shared {
             self.wake_leader(ApiserverSet::only(id.apiserver));
         }
         if let (Subject::Half(half), Some(word)) = (id.subject, change.word) {
-            let is_good = word == Word::Good;
             let (view, vanished_after) = (self.view(), self.vanished_after());
-            let mut held = self.held.borrow_mut();
-            let released = held.answered(id.apiserver, half, id.number, is_good, &view, vanished_after);
-            drop(held);
+            let (peers, mut held) = (self.peers.borrow(), self.held.borrow_mut());
+            let stale = (word == Word::Good).then(|| peers.stale(id.apiserver, half));
+            let released = held.answered(id.apiserver, half, id.number, stale, &view, vanished_after);
+            drop((peers, held));
             released.into_iter().for_each(|released| self.release(released));
         }
         if let Some(word) = change.word {

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::{Expected, Verdict, WhyRefused};
+use crate::discovery::api_services::GroupVersionName;
 use crate::discovery::document::Half;
 use crate::peers::table::{ApiserverSet, View};
 use crate::target::{DecodedPath, Target};
@@ -68,13 +69,14 @@ impl Held {
     }
 
     /// Takes the answer of `apiserver` to the question number `number` about `half`. `view` is what is known now, that
-    /// answer included; `is_good` is whether there was one. `vanished_after`: a type that vanished since counts as served.
+    /// answer included; `stale` are the group-versions of which that answer says nothing, `None` if there was no good one.
+    /// `vanished_after`: a type that vanished since counts as served.
     pub fn answered(
         &mut self,
         apiserver: usize,
         half: Half,
         number: u64,
-        is_good: bool,
+        stale: Option<&[GroupVersionName]>,
         view: &View,
         vanished_after: Duration,
     ) -> Vec<Released> {
@@ -82,11 +84,14 @@ impl Held {
         self.0.retain_mut(|waiting| {
             // A failure tells of trouble whenever it was asked: an apiserver that restarts meanwhile may come back as
             // another version, and "still listed" would then be said of that one.
-            let is_too_old = is_good && number <= waiting.mark;
+            let is_too_old = stale.is_some() && number <= waiting.mark;
             if waiting.half != half || is_too_old || !waiting.pending.contains(apiserver) {
                 return true;
             }
-            let verdict = if is_good { waiting.heard(apiserver, view, vanished_after) } else { Some(UNCONFIRMED) };
+            let verdict = match stale {
+                Some(stale) => waiting.heard(apiserver, stale, view, vanished_after),
+                None => Some(UNCONFIRMED),
+            };
             let Waiting { stream, may_be_executed, .. } = *waiting;
             released.extend(verdict.map(|verdict| Released { stream, verdict, may_be_executed }));
             verdict.is_none()
@@ -99,7 +104,13 @@ const UNCONFIRMED: Verdict = Verdict::Refuse(WhyRefused::Unconfirmed);
 
 impl Waiting {
     /// What follows from an apiserver's good answer; `None`: others have to answer yet.
-    fn heard(&mut self, apiserver: usize, view: &View, vanished_after: Duration) -> Option<Verdict> {
+    fn heard(
+        &mut self,
+        apiserver: usize,
+        stale: &[GroupVersionName],
+        view: &View,
+        vanished_after: Duration,
+    ) -> Option<Verdict> {
         self.pending = self.pending.without(ApiserverSet::only(apiserver));
         let decoded = DecodedPath::new(&self.path);
         let Some(Target::Resource(resource)) = decoded.as_ref().map(DecodedPath::target) else {
@@ -112,6 +123,13 @@ impl Waiting {
         };
         if !is_confirmed {
             return Some(Verdict::Refuse(WhyRefused::ListedByAnother));
+        }
+        // Then the view still holds what was said before, by another release maybe.
+        let is_concerned = |name: &GroupVersionName| {
+            name.group.as_bytes() == resource.group && name.version.as_bytes() == resource.version
+        };
+        if stale.iter().any(is_concerned) {
+            return Some(UNCONFIRMED);
         }
         let has_just_vanished = listing.vanished_at.is_some_and(|vanished_at| vanished_at >= vanished_after);
         if listing.servers.is_empty() && has_just_vanished {
@@ -132,6 +150,8 @@ mod tests {
 
     const ALL: Health = Health { known: set(&[0, 1]), fresh: set(&[0, 1]) };
     const LONG_AGO: Duration = Duration::from_secs(1);
+    /// A good answer in which nothing is stale.
+    const GOOD: Option<&[GroupVersionName]> = Some(&[]);
 
     fn waiting(stream: u32, mark: u64, pending: &[usize], expected: Expected) -> Waiting {
         let path = b"/apis/depot.k8s.io/v1/crates/c".to_vec();
@@ -156,7 +176,7 @@ mod tests {
         assert!(held.drop_stream(0), "the first one aborts");
         assert!(!held.drop_stream(0));
         let view = view(&[("crates", vec![0])], ALL);
-        let released = held.answered(0, Half::Groups, 8, true, &view, LONG_AGO);
+        let released = held.answered(0, Half::Groups, 8, GOOD, &view, LONG_AGO);
         assert_eq!(released, (1..40).map(pass).collect::<Vec<_>>(), "the others are answered");
         assert!(held.is_empty());
     }
@@ -165,27 +185,27 @@ mod tests {
     fn only_an_answer_to_a_later_question_counts() {
         let mut held = held([waiting(1, 7, &[0], Expected::StillListed), waiting(2, 8, &[0], Expected::StillListed)]);
         let view = view(&[("crates", vec![0])], ALL);
-        assert_eq!(held.answered(0, Half::Groups, 7, true, &view, LONG_AGO), []);
+        assert_eq!(held.answered(0, Half::Groups, 7, GOOD, &view, LONG_AGO), []);
         let mut restarted = Held(vec![waiting(3, 7, &[0], Expected::StillListed)]);
-        let refused = restarted.answered(0, Half::Groups, 7, false, &view, LONG_AGO);
+        let refused = restarted.answered(0, Half::Groups, 7, None, &view, LONG_AGO);
         assert_eq!(refused, [refuse(3, WhyRefused::Unconfirmed)], "a failure counts whenever it was asked");
-        assert_eq!(held.answered(0, Half::Core, 9, true, &view, LONG_AGO), [], "the other half");
-        assert_eq!(held.answered(1, Half::Groups, 9, true, &view, LONG_AGO), [], "another apiserver");
-        assert_eq!(held.answered(0, Half::Groups, 8, true, &view, LONG_AGO), [pass(1)]);
-        assert_eq!(held.answered(0, Half::Groups, 9, true, &view, LONG_AGO), [pass(2)]);
+        assert_eq!(held.answered(0, Half::Core, 9, GOOD, &view, LONG_AGO), [], "the other half");
+        assert_eq!(held.answered(1, Half::Groups, 9, GOOD, &view, LONG_AGO), [], "another apiserver");
+        assert_eq!(held.answered(0, Half::Groups, 8, GOOD, &view, LONG_AGO), [pass(1)]);
+        assert_eq!(held.answered(0, Half::Groups, 9, GOOD, &view, LONG_AGO), [pass(2)]);
     }
 
     #[test]
     fn the_asked_one_has_to_list_it_still() {
-        for (servers, is_good, expected, why) in [
-            (vec![0], true, pass(1), "it does"),
-            (vec![], true, refuse(1, WhyRefused::ListedByAnother), "not any more"),
-            (vec![1], true, refuse(1, WhyRefused::ListedByAnother), "only another one does"),
-            (vec![0], false, refuse(1, WhyRefused::Unconfirmed), "no answer"),
+        for (servers, said, expected, why) in [
+            (vec![0], GOOD, pass(1), "it does"),
+            (vec![], GOOD, refuse(1, WhyRefused::ListedByAnother), "not any more"),
+            (vec![1], GOOD, refuse(1, WhyRefused::ListedByAnother), "only another one does"),
+            (vec![0], None, refuse(1, WhyRefused::Unconfirmed), "no answer"),
         ] {
             let mut held = held([waiting(1, 0, &[0], Expected::StillListed)]);
             let view = view(&[("crates", servers)], ALL);
-            assert_eq!(held.answered(0, Half::Groups, 1, is_good, &view, LONG_AGO), [expected], "{why}");
+            assert_eq!(held.answered(0, Half::Groups, 1, said, &view, LONG_AGO), [expected], "{why}");
         }
     }
 
@@ -193,17 +213,42 @@ mod tests {
     fn nobody_may_list_it_and_everybody_has_to_say_so() {
         let nobody = view(&[("other", vec![0, 1])], ALL);
         let mut both = held([waiting(1, 0, &[0, 1], Expected::ListedByNobody)]);
-        assert_eq!(both.answered(1, Half::Groups, 1, true, &nobody, LONG_AGO), [], "one of two");
-        assert_eq!(both.answered(0, Half::Groups, 2, true, &nobody, LONG_AGO), [pass(1)]);
+        assert_eq!(both.answered(1, Half::Groups, 1, GOOD, &nobody, LONG_AGO), [], "one of two");
+        assert_eq!(both.answered(0, Half::Groups, 2, GOOD, &nobody, LONG_AGO), [pass(1)]);
 
         let mut one_lists = held([waiting(1, 0, &[0, 1], Expected::ListedByNobody)]);
         let listed = view(&[("crates", vec![1])], ALL);
-        let refused = one_lists.answered(1, Half::Groups, 1, true, &listed, LONG_AGO);
+        let refused = one_lists.answered(1, Half::Groups, 1, GOOD, &listed, LONG_AGO);
         assert_eq!(refused, [refuse(1, WhyRefused::ListedByAnother)]);
 
         let mut one_is_silent = held([waiting(1, 0, &[0, 1], Expected::ListedByNobody)]);
-        assert_eq!(one_is_silent.answered(0, Half::Groups, 1, true, &nobody, LONG_AGO), []);
-        let refused = one_is_silent.answered(1, Half::Groups, 2, false, &nobody, LONG_AGO);
+        assert_eq!(one_is_silent.answered(0, Half::Groups, 1, GOOD, &nobody, LONG_AGO), []);
+        let refused = one_is_silent.answered(1, Half::Groups, 2, None, &nobody, LONG_AGO);
         assert_eq!(refused, [refuse(1, WhyRefused::Unconfirmed)]);
+    }
+
+    #[test]
+    fn an_apiserver_whose_group_version_is_stale_confirms_nothing() {
+        use Expected::{ListedByNobody, StillListed};
+        let unconfirmed = refuse(1, WhyRefused::Unconfirmed);
+        for (stale, servers, expected, verdict, why) in [
+            (("depot.k8s.io", "v1"), vec![0], StillListed, &unconfirmed, "it is listed only because it was before"),
+            (("depot.k8s.io", "v1"), vec![], ListedByNobody, &unconfirmed, "an empty list of a stale group-version"),
+            (
+                ("depot.k8s.io", "v1"),
+                vec![1],
+                StillListed,
+                &refuse(1, WhyRefused::ListedByAnother),
+                "a refusal stays one",
+            ),
+            (("depot.k8s.io", "v2"), vec![0], StillListed, &pass(1), "another version"),
+            (("hangar.k8s.io", "v1"), vec![], ListedByNobody, &pass(1), "another group"),
+        ] {
+            let mut held = held([waiting(1, 0, &[0], expected)]);
+            let stale = [GroupVersionName::new(stale.0, stale.1)];
+            let released =
+                held.answered(0, Half::Groups, 1, Some(&stale), &view(&[("crates", servers)], ALL), LONG_AGO);
+            assert_eq!(released, std::slice::from_ref(verdict), "{why}");
+        }
     }
 }

@@ -111,6 +111,8 @@ struct Poll {
     version: Option<Duration>,
     /// Of the body, so that one that comes again without an entity tag is no news.
     digest: Option<u64>,
+    /// Group-versions that the document calls stale: of these it says nothing.
+    stale: Vec<GroupVersionName>,
     /// The body, until it has been published.
     body: Option<Rc<str>>,
     /// The body is nowhere to be had: the next poll must not be answered with a 304.
@@ -607,7 +609,7 @@ impl Peers {
         }
         if self.api_services.adopt(&snapshot.api_services) {
             let excluded = snapshot.excluded.iter().map(|state| Excluded {
-                name: GroupVersionName { group: state.group.to_owned(), version: state.version.to_owned() },
+                name: GroupVersionName::new(state.group, state.version),
                 vanished_at: state.vanished_at,
             });
             self.exclusions.adopt(excluded.collect());
@@ -640,6 +642,11 @@ impl Peers {
                 }
             }
         }
+    }
+
+    /// Group-versions of which an apiserver's document says nothing.
+    pub fn stale(&self, apiserver: usize, half: Half) -> &[GroupVersionName] {
+        self.apiservers.get(apiserver).map(|halves| &*poll_of(halves, half).stale).unwrap_or_default()
     }
 
     /// Entity tag and version of the document that is known of an apiserver. Equal versions are the same document, a later
@@ -771,6 +778,9 @@ impl Peers {
                 let text = document::text(body)?;
                 let document = Document::parse(half, content_type, text)?;
                 self.keep(id, etag, text);
+                if let Some(poll) = self.poll_mut(id.apiserver, id.subject) {
+                    poll.stale = document.stale().collect();
+                }
                 let context = Context { exclusions: &self.exclusions, now };
                 let table = self.table.with_document(id.apiserver, half, &document, context);
                 Ok(self.replace_table(table))
@@ -855,6 +865,7 @@ impl Poll {
             etag: self.etag.as_deref(),
             version: self.version,
             digest: self.digest,
+            stale: self.stale.iter().map(|name| (&*name.group, &*name.version)).collect(),
         }
     }
 
@@ -891,6 +902,8 @@ impl Poll {
             self.is_outdated = false;
             self.told = state.told;
             self.etag = state.etag.map(str::to_owned);
+            let stale = state.stale.iter();
+            self.stale = stale.map(|(group, version)| GroupVersionName::new(group, version)).collect();
             if self.version != state.version {
                 (self.version, self.digest) = (state.version, state.digest);
                 (self.body, self.lacks_body) = (None, false);
@@ -1197,6 +1210,27 @@ mod tests {
     fn tell(from: &Peers, to: &mut Peers, names: &[(&str, &str)], now: u64) -> bool {
         let bytes = from.snapshot(NAMES.into_iter()).to_bytes().unwrap();
         to.adopt(&Snapshot::from_bytes(&bytes).unwrap(), names.iter().copied(), seconds(now))
+    }
+
+    #[test]
+    fn what_a_document_calls_stale_is_known_until_another_one_comes() {
+        let (mut leader, mut follower) = (with_documents(), peers(1));
+        let stale = |peers: &Peers| peers.stale(0, Half::Groups).to_vec();
+        let current = document("depot.k8s.io", "crates");
+        let is_stale = current.replace("Current", "Stale");
+        let name = GroupVersionName::new("depot.k8s.io", "v1");
+        for (second, status, body, expected, why) in [
+            (6, 200, &*is_stale, vec![name.clone()], "it says so"),
+            (12, 304, "", vec![name.clone()], "unchanged"),
+            (18, 503, "", vec![name], "the last document counts"),
+            (24, 200, &*current, vec![], "it is current again"),
+        ] {
+            let id = groups(&mut leader, second);
+            leader.answered(id, response(status, body), seconds(second), EVEN);
+            tell(&leader, &mut follower, &NAMES[..1], second);
+            assert_eq!((stale(&leader), stale(&follower)), (expected.clone(), expected), "{why}");
+        }
+        assert!(leader.stale(0, Half::Core).is_empty() && leader.stale(7, Half::Core).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::peers::table::{ApiserverSet, MAX_APISERVERS};
 
 /// Of the layout; raised with every change of it, so that two versions of the filter in one process do not misread each
 /// other.
-const LAYOUT: u8 = 2;
+const LAYOUT: u8 = 3;
 
 /// The largest snapshot that is published: hundreds of thousands of types, far beyond any cluster.
 pub const MAX_BYTES: usize = 16 << 20;
@@ -73,6 +73,9 @@ pub struct PollState<'s> {
     pub version: Option<Duration>,
     /// Hash of its body.
     pub digest: Option<u64>,
+    /// Group-versions that it calls stale.
+    #[serde(borrow)]
+    pub stale: Vec<(&'s str, &'s str)>,
 }
 
 /// A type.
@@ -187,6 +190,7 @@ mod tests {
             etag: Some("\"tag\""),
             version: Some(Duration::from_millis(900)),
             digest: Some(u64::MAX),
+            stale: vec![("depot.k8s.io", "v1")],
         };
         Snapshot {
             apiservers: vec![ApiserverState {

@@ -79,8 +79,10 @@ fn what_the_apiserver_lists_is_asked_of_that_one_alone() {
 fn an_apiserver_that_lists_it_no_longer_or_does_not_answer_makes_it_a_503() {
     let document = |group: &str| lifecycle::document(group, "things");
     let json = [("content-type", "application/json")];
+    let stale = lifecycle::document("depot.k8s.io", "crates").replace("Current", "Stale");
     let answers: Vec<(Option<Answer>, &str)> = vec![
         (Some(Answer::new(200, json, document("apps"))), "a downgrade: the type is gone"),
+        (Some(Answer::new(200, json, stale)), "stale: it does not know itself"),
         (Some(Answer::new(200, json, "{")), "a broken document"),
         (Some(Answer::new(403, json, "{}")), "no rights"),
         (Some(Answer::new(429, [("retry-after", "1")], "")), "too many requests"),

@@ -267,8 +267,8 @@ impl Root {
         }
         let (Subject::Half(half), Some(word)) = (id.subject, change.word) else { return (change, Vec::new()) };
         let vanished_after = self.vanished_after(now);
-        let is_good = word == Word::Good;
-        let released = self.held.answered(id.apiserver, half, id.number, is_good, &self.view, vanished_after);
+        let stale = (word == Word::Good).then(|| self.peers.stale(id.apiserver, half));
+        let released = self.held.answered(id.apiserver, half, id.number, stale, &self.view, vanished_after);
         (change, released)
     }
 
