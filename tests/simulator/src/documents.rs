@@ -6,6 +6,7 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 
 use crate::catalogue::{TYPES, TypeId};
+use crate::world::Stale;
 
 /// A document with its entity tag.
 #[derive(Debug, Clone)]
@@ -16,9 +17,14 @@ pub struct Document {
     pub etag: String,
 }
 
-/// The aggregated discovery document of the core group (`/api`) or of all others (`/apis`).
-pub fn discovery(types: &BTreeSet<TypeId>, is_core: bool) -> Document {
+/// The aggregated discovery document of the core group (`/api`) or of all others (`/apis`), which lists these types and
+/// this group-version as stale.
+pub fn discovery(types: &BTreeSet<TypeId>, is_core: bool, stale: Option<Stale>) -> Document {
     let mut groups: BTreeMap<&str, BTreeMap<&str, BTreeMap<&str, Vec<&str>>>> = BTreeMap::new();
+    let stale = stale.map(|stale| &TYPES[stale.kind]).filter(|kind| kind.group.is_empty() == is_core);
+    if let Some(stale) = stale {
+        groups.entry(stale.group).or_default().entry(stale.version).or_default();
+    }
     for kind in types.iter().map(|id| &TYPES[*id]).filter(|kind| kind.group.is_empty() == is_core) {
         let resources = groups.entry(kind.group).or_default().entry(kind.version).or_default();
         let subresources = resources.entry(kind.resource).or_default();
@@ -26,13 +32,16 @@ pub fn discovery(types: &BTreeSet<TypeId>, is_core: bool) -> Document {
             subresources.push(kind.subresource);
         }
     }
-    let version = |(version, resources): (&&str, &BTreeMap<&str, Vec<&str>>)| {
+    let version = |group: &str, version: &str, resources: &BTreeMap<&str, Vec<&str>>| {
         let resources: Vec<_> = resources.iter().map(|(name, subresources)| resource(name, subresources)).collect();
-        json!({"version": version, "resources": resources, "freshness": "Current"})
+        let is_stale = stale.is_some_and(|stale| (stale.group, stale.version) == (group, version));
+        let freshness = if is_stale { "Stale" } else { "Current" };
+        json!({"version": version, "resources": resources, "freshness": freshness})
     };
     let group = |(name, versions): (&&str, &BTreeMap<&str, BTreeMap<&str, Vec<&str>>>)| {
         let metadata = if name.is_empty() { json!({"creationTimestamp": null}) } else { json!({"name": name}) };
-        json!({"metadata": metadata, "versions": versions.iter().map(version).collect::<Vec<_>>()})
+        let versions: Vec<_> = versions.iter().map(|(named, resources)| version(name, named, resources)).collect();
+        json!({"metadata": metadata, "versions": versions})
     };
     let items: Vec<_> = groups.iter().map(group).collect();
     tagged(&json!({

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::catalogue::{TYPES, TypeId};
-use crate::world::Polled;
+use crate::world::{Polled, Stale};
 
 /// Longer than a busy worker goes without a tick: what a leader has published for so long has reached every root.
 const SURELY_SEEN: Duration = Duration::from_secs(1);
@@ -19,6 +19,7 @@ struct Told {
     root: u64,
     /// When that root published it; only leaders do, and keep what others published of apiservers that they do not poll.
     published_at: Option<Duration>,
+    /// What it lists, and what the root may have known before of a group-version that it calls stale.
     says: Rc<BTreeSet<TypeId>>,
 }
 
@@ -47,12 +48,16 @@ impl Ledger {
         &mut self,
         cluster: &str,
         document: Polled,
-        root: (u64, bool),
+        (root, leads, ticked_at): (u64, bool, Duration),
         (asked_at, now): (Duration, Duration),
         on_its_clock: Duration,
-        says: &Rc<BTreeSet<TypeId>>,
+        (lists, stale): (&Rc<BTreeSet<TypeId>>, Option<Stale>),
     ) {
-        let (root, leads) = root;
+        let is_kept = |stale: Stale, kind: TypeId| stale.concerns(kind) && self.lists(cluster, kind, root, ticked_at);
+        let says = stale.map_or_else(
+            || Rc::clone(lists),
+            |stale| Rc::new((0..TYPES.len()).filter(|kind| lists.contains(kind) || is_kept(stale, *kind)).collect()),
+        );
         let cluster = if document == Polled::ApiServices { ANY } else { cluster };
         let history = self.told.entry((cluster.to_owned(), document)).or_default();
         history.retain(|told| told.root != root || told.published_at.is_some());
@@ -60,9 +65,9 @@ impl Ledger {
         if let Some(newest) = seen_by_all.map(|told| told.asked_at).max() {
             history.retain(|told| told.asked_at >= newest);
         }
-        history.push(Told { asked_at, root, published_at: None, says: Rc::clone(says) });
+        history.push(Told { asked_at, root, published_at: None, says });
         if leads && document != Polled::ApiServices {
-            let listed = says.iter().filter(|kind| polled(**kind) == document);
+            let listed = lists.iter().filter(|kind| polled(**kind) == document);
             let listed = listed.map(|kind| (cluster.to_owned(), *kind, on_its_clock));
             self.unpublished.entry(root).or_default().extend(listed);
         }

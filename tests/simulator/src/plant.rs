@@ -13,6 +13,8 @@ pub enum Plant {
     PassWhileUnsynced,
     /// A subresource counts as served where its resource is.
     IgnoreSubresources,
+    /// An apiserver that calls a group-version stale counts as one that has said what is in it.
+    BelieveStale,
     /// Every 503 carries `Retry-After`.
     RetryAlways,
     /// All 404s pass.
@@ -20,11 +22,12 @@ pub enum Plant {
 }
 
 /// All of them.
-pub const PLANTS: [Plant; 6] = [
+pub const PLANTS: [Plant; 7] = [
     Plant::DropOnFailedPoll,
     Plant::ForgetCleanlyStopped,
     Plant::PassWhileUnsynced,
     Plant::IgnoreSubresources,
+    Plant::BelieveStale,
     Plant::RetryAlways,
     Plant::NoGuard,
 ];

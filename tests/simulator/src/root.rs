@@ -267,7 +267,10 @@ impl Root {
         }
         let (Subject::Half(half), Some(word)) = (id.subject, change.word) else { return (change, Vec::new()) };
         let vanished_after = self.vanished_after(now);
-        let stale = (word == Word::Good).then(|| self.peers.stale(id.apiserver, half));
+        let stale = (word == Word::Good).then(|| match self.plant {
+            Some(Plant::BelieveStale) => &[],
+            _ => self.peers.stale(id.apiserver, half),
+        });
         let released = self.held.answered(id.apiserver, half, id.number, stale, &self.view, vanished_after);
         (change, released)
     }

@@ -104,6 +104,23 @@ pub const GARBAGE: [Garbage; 7] = [
     Garbage::Empty,
 ];
 
+/// A group-version that an apiserver calls stale: it could not find out just now what is in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stale {
+    /// A type of the group-version.
+    pub kind: TypeId,
+    /// No resource is listed in it; else those of before.
+    pub is_empty: bool,
+}
+
+impl Stale {
+    /// Whether a type is in the group-version.
+    pub fn concerns(self, kind: TypeId) -> bool {
+        let (this, other) = (&TYPES[self.kind], &TYPES[kind]);
+        (this.group, this.version) == (other.group, other.version)
+    }
+}
+
 /// One apiserver: a place where processes of different releases run one after the other.
 #[derive(Debug, Default)]
 pub struct Apiserver {
@@ -123,6 +140,10 @@ pub struct Apiserver {
     pub garbage_until: Duration,
     /// Which.
     pub garbage: Option<Garbage>,
+    /// Calls a group-version stale until then.
+    pub stale_until: Duration,
+    /// Which.
+    pub stale: Option<Stale>,
     /// Raised with every stop and start: whatever was on its way is lost.
     pub epoch: u64,
 }
@@ -158,13 +179,15 @@ pub struct PollAnswer {
     pub body: Rc<[u8]>,
     /// What a believable answer (200 or 304) says.
     pub says: Option<Rc<BTreeSet<TypeId>>>,
+    /// Of what it says nothing, beyond what it lists.
+    pub stale: Option<Stale>,
 }
 
 impl PollAnswer {
     /// An answer without a body, by Envoy or by an apiserver that refuses.
     pub fn bare(status: u16) -> Self {
         let (content_type, body) = ("text/plain", Vec::new().into());
-        Self { status, content_type, etag: None, retry_after: None, body, says: None }
+        Self { status, content_type, etag: None, retry_after: None, body, says: None, stale: None }
     }
 }
 
@@ -182,7 +205,7 @@ pub enum Polled {
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// Rendered documents: there are few different ones.
-type Rendered = BTreeMap<(usize, [bool; DEFINITIONS], Polled), (Document, Rc<BTreeSet<TypeId>>)>;
+type Rendered = BTreeMap<(usize, [bool; DEFINITIONS], Polled, Option<Stale>), (Document, Rc<BTreeSet<TypeId>>)>;
 
 /// Renders what apiservers tell; remembers what it has rendered.
 #[derive(Debug, Default)]
@@ -195,13 +218,16 @@ impl Renderer {
         release: usize,
         definitions: [bool; DEFINITIONS],
         polled: Polled,
+        stale: Option<Stale>,
         if_none_match: Option<&str>,
     ) -> PollAnswer {
-        let (document, says) = self.0.entry((release, definitions, polled)).or_insert_with(|| {
-            let types = catalogue::served(release, definitions);
+        let stale = stale.filter(|_| polled != Polled::ApiServices);
+        let (document, says) = self.0.entry((release, definitions, polled, stale)).or_insert_with(|| {
+            let mut types = catalogue::served(release, definitions);
+            types.retain(|kind| !stale.is_some_and(|stale| stale.is_empty && stale.concerns(*kind)));
             let document = match polled {
-                Polled::Core => documents::discovery(&types, true),
-                Polled::Groups => documents::discovery(&types, false),
+                Polled::Core => documents::discovery(&types, true, stale),
+                Polled::Groups => documents::discovery(&types, false, stale),
                 Polled::ApiServices => documents::api_services(&types),
             };
             (document, Rc::new(types))
@@ -210,10 +236,10 @@ impl Renderer {
         // APIService lists have no entity tag.
         let etag = (polled != Polled::ApiServices).then(|| document.etag.clone());
         if etag.is_some() && if_none_match == etag.as_deref() {
-            return PollAnswer { etag, says, ..PollAnswer::bare(304) };
+            return PollAnswer { etag, says, stale, ..PollAnswer::bare(304) };
         }
         let content_type = if polled == Polled::ApiServices { "application/json" } else { V2 };
-        PollAnswer { status: 200, content_type, etag, retry_after: None, body: Rc::clone(&document.body), says }
+        PollAnswer { status: 200, content_type, etag, retry_after: None, body: Rc::clone(&document.body), says, stale }
     }
 
     /// An answer that must not be believed.
@@ -224,7 +250,7 @@ impl Renderer {
             Garbage::TooMany => PollAnswer { retry_after: Some("1"), ..PollAnswer::bare(429) },
             Garbage::Error => PollAnswer::bare(500),
             Garbage::Truncated => {
-                let whole = self.answer(release, [false; DEFINITIONS], polled, None);
+                let whole = self.answer(release, [false; DEFINITIONS], polled, None, None);
                 ok(V2, &whole.body[..whole.body.len() / 2])
             }
             Garbage::Html => ok("text/html", b"<html>please log in</html>"),

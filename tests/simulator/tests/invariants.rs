@@ -82,6 +82,11 @@ fn ignored_subresources_are_found() {
 }
 
 #[test]
+fn a_stale_group_version_that_is_believed_is_found() {
+    is_found(Plant::BelieveStale, LIES);
+}
+
+#[test]
 fn a_retry_after_on_every_503_is_found() {
     is_found(Plant::RetryAlways, &[Broken::ExecutedTwice]);
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use mixed_version_proxy::config::{Config, PeerProxying};
 
 use super::{Event, Sim, millis, tell};
-use crate::catalogue::{DEFINITIONS, RELEASES};
-use crate::world::GARBAGE;
+use crate::catalogue::{DEFINITIONS, RELEASES, TYPES};
+use crate::world::{GARBAGE, Stale};
 
 impl Sim {
     pub(super) fn fault(&mut self) {
@@ -18,7 +18,7 @@ impl Sim {
         let envoy = self.rng.usize(..self.envoys.len());
         let worker = self.rng.usize(..self.envoys[envoy].workers.len());
         let now = self.now;
-        match self.rng.u8(..22) {
+        match self.rng.u8(..24) {
             0..=5 => self.restarts(apiserver),
             6 => {
                 self.apiservers[apiserver].hangs_until = now + self.some_millis(100, 6_000);
@@ -40,6 +40,13 @@ impl Sim {
                 let (until, is_quick) = (now + self.some_millis(300, 8_000), self.rng.bool());
                 self.partitions.insert((envoy, apiserver), (until, is_quick));
                 tell!(self, "envoy {envoy} is cut off from cp-{apiserver}, quick: {is_quick}");
+            }
+            22 | 23 => {
+                let stale = Stale { kind: self.rng.usize(..TYPES.len()), is_empty: self.rng.bool() };
+                let until = self.some_millis(500, 10_000);
+                let server = &mut self.apiservers[apiserver];
+                (server.stale_until, server.stale) = (now + until, Some(stale));
+                tell!(self, "cp-{apiserver} calls {} stale, {stale:?}", TYPES[stale.kind].label());
             }
             13..=15 => self.traps(envoy, worker),
             16..=18 => self.pushes(envoy),

@@ -21,7 +21,8 @@ impl Sim {
         for number in 0..self.apiservers.len() {
             let now = self.now;
             let server = &mut self.apiservers[number];
-            (server.hangs_until, server.slow_until, server.garbage_until) = (now, now, now);
+            (server.hangs_until, server.slow_until) = (now, now);
+            (server.garbage_until, server.stale_until) = (now, now);
             if !server.is_up {
                 let (release, epoch) = (server.release().unwrap_or_default(), server.epoch);
                 self.at(millis(100), Event::Starts { apiserver: number, release, epoch });

@@ -85,7 +85,8 @@ impl Sim {
             Some(garbage) => self.renderer.garbage(garbage, release, what),
             None => {
                 let if_none_match = call.if_none_match.as_deref();
-                self.renderer.answer(release, self.etcd.definitions, what, if_none_match)
+                let stale = server.stale.filter(|_| server.stale_until > self.now);
+                self.renderer.answer(release, self.etcd.definitions, what, stale, if_none_match)
             }
         };
         let mut after = Duration::from_micros(self.rng.u64(300..4_000));
@@ -138,13 +139,14 @@ impl Sim {
         let was_stopped_cleanly = self.apiservers[apiserver].stopped_cleanly;
         let (change, released) =
             placed.root.answered(&mut process.shared, id, answer, was_stopped_cleanly, clock, random);
-        let leads = placed.root.leads();
+        let (leads, ticked_at) = (placed.root.leads(), placed.root.ticked_at);
         if let Some((call, answer)) = returned
             && change.word == Some(Word::Good)
             && let Some(says) = &answer.says
         {
             let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
-            process.ledger.told(cluster, call.polled, (root, leads), (call.sent_at, now), call.sent_on_clock, says);
+            let (root, says) = ((root, leads, ticked_at), (says, answer.stale));
+            process.ledger.told(cluster, call.polled, root, (call.sent_at, now), call.sent_on_clock, says);
         }
         let status = returned.map(|(_, answer)| answer.status);
         tell!(
