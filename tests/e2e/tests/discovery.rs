@@ -371,8 +371,8 @@ async fn a_legacy_client_can_walk_all_that_it_is_told_of() {
 async fn two_sidecars_tell_the_same() {
     let [old, new] = fixtures::MIXED_PAIR;
     let pair = json!([
-        {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll"},
-        {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll"},
+        {"name": "cp-1", "cluster": "cp-1", "discoveryCluster": "cp-1-poll", "frontProxyCluster": "cp-1-trusted"},
+        {"name": "cp-2", "cluster": "cp-2", "discoveryCluster": "cp-2-poll", "frontProxyCluster": "cp-2-trusted"},
     ]);
     let plane = ControlPlane::builder(SIDECAR)
         .versions([old, new, "1.36.3"])

@@ -419,7 +419,10 @@ async fn push(plane: &ControlPlane, changes: &Value) {
 async fn another_configuration_is_followed_and_the_same_one_leaves_no_gap() {
     let plane = ControlPlane::builder(SIDECAR).envoy(EnvoyBuilder::listeners_by_lds).settled().await.unwrap();
     plane.discovered_as(1).await.unwrap();
-    let apiserver = |name: &str| json!({"name": name, "cluster": name, "discoveryCluster": format!("{name}-poll")});
+    let apiserver = |name: &str| {
+        let (poll, trusted) = (format!("{name}-poll"), format!("{name}-trusted"));
+        json!({"name": name, "cluster": name, "discoveryCluster": poll, "frontProxyCluster": trusted})
+    };
     let two = json!({"apiservers": [apiserver("cp-1"), apiserver("cp-3")]});
     let three = json!({"apiservers": [apiserver("cp-1"), apiserver("cp-2"), apiserver("cp-3")]});
     for (changes, apiserver) in
