@@ -347,7 +347,8 @@ async fn what_may_have_been_executed_is_never_offered_for_another_try() {
 async fn a_default_cluster_that_is_not_the_local_apiservers_is_told_and_does_no_harm() {
     // A sidecar that was copied to another node with half of the edits, and one before a balancer.
     for (file, local) in [(SIDECAR, "cp-2"), (GATEWAY, "cp-2")] {
-        let plane = ControlPlane::builder(file).plugin(&json!({"local": local})).start().await.unwrap();
+        let plugin = json!({"local": local, "identity": {"frontProxyCluster": null}});
+        let plane = ControlPlane::builder(file).plugin(&plugin).start().await.unwrap();
         eventually(PATIENCE, "the wrong route to be logged", async || {
             let answer = plane.get(NEW_GROUP).await.unwrap();
             assert_ne!(answer.status, 404, "{file}: cp-2 serves it, another one answered");
