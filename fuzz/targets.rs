@@ -495,7 +495,7 @@ impl<'d> World<'d> {
         if self.peers.has_bodies() {
             self.peers.forget_bodies();
         } else {
-            self.peers.note_missing_bodies(|_, kind| kind == Kind::Core);
+            self.peers.note_missing_bodies(names(), &documents);
         }
         assert!(!self.peers.has_bodies());
     }

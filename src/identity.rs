@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 
 use crate::config::IdentityHeaders;
+use crate::hex;
 
 /// Who a certificate is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,9 +153,9 @@ fn unescaped(written: &str) -> Result<Cow<'_, [u8]>, IdentityError> {
     while let Some(byte) = bytes.next() {
         value.push(if byte == b'\\' {
             let escaped = bytes.next().ok_or(IdentityError::Malformed)?;
-            match hex_digit(escaped) {
+            match hex::digit(escaped) {
                 Some(high) => {
-                    let low = bytes.next().and_then(hex_digit).ok_or(IdentityError::Malformed)?;
+                    let low = bytes.next().and_then(hex::digit).ok_or(IdentityError::Malformed)?;
                     (high << 4) | low
                 }
                 None => escaped,
@@ -164,10 +165,6 @@ fn unescaped(written: &str) -> Result<Cow<'_, [u8]>, IdentityError> {
         });
     }
     Ok(Cow::Owned(value))
-}
-
-fn hex_digit(byte: u8) -> Option<u8> {
-    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
 impl Value<'_> {
@@ -193,7 +190,7 @@ fn decoded(hex: &str) -> Option<String> {
     let mut digits = hex.bytes();
     let mut der = Vec::with_capacity(hex.len() / 2);
     while let Some(high) = digits.next() {
-        der.push((hex_digit(high)? << 4) | hex_digit(digits.next()?)?);
+        der.push((hex::digit(high)? << 4) | hex::digit(digits.next()?)?);
     }
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;

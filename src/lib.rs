@@ -46,6 +46,7 @@ pub mod config;
 pub mod decision;
 pub mod discovery;
 pub mod guard;
+pub mod hex;
 pub mod identity;
 pub mod local_reply;
 pub mod metrics;

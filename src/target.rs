@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use crate::hex;
+
 /// What a request is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target<'p> {
@@ -164,18 +166,14 @@ fn percent_decode(path: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = path.iter();
     while let Some(&byte) = bytes.next() {
         decoded.push(if byte == b'%' {
-            let high = hex_digit(*bytes.next()?)?;
-            let low = hex_digit(*bytes.next()?)?;
+            let high = hex::digit(*bytes.next()?)?;
+            let low = hex::digit(*bytes.next()?)?;
             (high << 4) | low
         } else {
             byte
         });
     }
     Some(decoded)
-}
-
-fn hex_digit(byte: u8) -> Option<u8> {
-    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
 /// The resource in a decoded path, and whether the path is one that we had better not touch.

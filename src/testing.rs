@@ -9,6 +9,14 @@ use crate::discovery::document::{ApiResource, Document, GroupVersion, Half};
 use crate::peers::exclusions::Exclusions;
 use crate::peers::table::{ApiserverSet, Context, Health, Table, View};
 
+/// What an apiserver of a version was seen to answer: a file in `tests/fixtures/discovery`.
+macro_rules! recorded {
+    ($version:literal, $file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/discovery/", $version, "/", $file, ".json"))
+    };
+}
+pub(crate) use recorded;
+
 /// A set of apiservers.
 pub(crate) const fn set(indexes: &[usize]) -> ApiserverSet {
     let mut set = ApiserverSet::EMPTY;

@@ -17,13 +17,14 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["config", "decision", "discovery", "guard", "identity", "local_reply", "metrics", "peers", "quote", "target"],
     ),
     ("guard", &["discovery", "peers", "target"]),
-    ("identity", &["config"]),
+    ("hex", &[]),
+    ("identity", &["config", "hex"]),
     ("lib", &[]),
     ("local_reply", &[]),
     ("metrics", &[]),
     ("peers", &["config", "discovery", "peers", "quote", "target"]),
     ("quote", &[]),
-    ("target", &[]),
+    ("target", &["hex"]),
 ];
 
 /// All sources by top-level module, without their tests (which stand last in a file) and without comments.

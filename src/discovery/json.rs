@@ -89,9 +89,7 @@ impl<'d> Members<'d> {
 
     /// The objects in a list.
     pub(super) fn parse_list(list: &'d str) -> Result<Vec<Self>, ShapeError> {
-        let elements: Vec<&'d RawValue> = serde_json::from_str(list)?;
-        let texts: Vec<_> = elements.into_iter().map(RawValue::get).collect();
-        Self::parse_all(&texts)
+        Self::parse_all(&elements(list)?)
     }
 
     /// Several objects.
@@ -118,10 +116,10 @@ impl<'d> Members<'d> {
         unnamed: Option<&'d str>,
     ) -> Result<Vec<Named<'d>>, ShapeError> {
         let Some(list) = self.get(member) else { return Ok(Vec::new()) };
-        let elements: Vec<&'d RawValue> = serde_json::from_str(list)?;
+        let elements = elements(list)?;
         let mut named = Vec::with_capacity(elements.len());
         for element in elements {
-            let mut found = Some(element.get());
+            let mut found = Some(element);
             for step in name {
                 found = match found {
                     Some(text) => Self::parse(text)?.get(step),
@@ -132,10 +130,16 @@ impl<'d> Members<'d> {
                 Some(text) => Some(Text::parse(text)?.0),
                 None => unnamed.map(Cow::Borrowed),
             };
-            named.extend(name.map(|name| Named { name, text: element.get() }));
+            named.extend(name.map(|name| Named { name, text: element }));
         }
         Ok(named)
     }
+}
+
+/// The texts of a list's elements.
+fn elements(list: &str) -> Result<Vec<&str>, ShapeError> {
+    let elements: Vec<&RawValue> = serde_json::from_str(list)?;
+    Ok(elements.into_iter().map(RawValue::get).collect())
 }
 
 /// The names of a list, each at the place where it stands first.

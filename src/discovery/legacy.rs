@@ -123,12 +123,7 @@ mod tests {
 
     use crate::discovery::document::Half;
     use crate::discovery::merge::{Merged, Sources, merge};
-
-    macro_rules! recorded {
-        ($version:literal, $file:literal) => {
-            include_str!(concat!("../../tests/fixtures/discovery/", $version, "/", $file, ".json"))
-        };
-    }
+    use crate::testing::recorded;
 
     fn read(half: Half, document: &str) -> Merged<'_> {
         let is_local_matter = &|_: &str, _: &str| false;

@@ -68,20 +68,24 @@ impl Shared {
 
     fn set_identity(&self, identity: &Identity) -> Result<(), HostStatus> {
         let headers = &self.config.identity.headers;
-        let first = |names: &[String]| names.first().cloned().unwrap_or_default();
-        host::set_request_header(&first(&headers.user), &identity.user)?;
+        host::set_request_header(first(&headers.user), &identity.user)?;
         for group in &identity.groups {
-            host::add_request_header(&first(&headers.group), group)?;
+            host::add_request_header(first(&headers.group), group)?;
         }
         if let Some(uid) = &identity.uid {
-            host::set_request_header(&first(&headers.uid), uid)?;
+            host::set_request_header(first(&headers.uid), uid)?;
         }
         if let Some(digest) = text("connection\0sha256_peer_certificate_digest") {
-            let name = first(&headers.extra_prefix) + CREDENTIAL_ID;
+            let name = first(&headers.extra_prefix).to_owned() + CREDENTIAL_ID;
             host::set_request_header(&name, &format!("X509SHA256={digest}"))?;
         }
         Ok(())
     }
+}
+
+/// The name that is set; the others are only removed.
+fn first(names: &[String]) -> &str {
+    names.first().map(String::as_str).unwrap_or_default()
 }
 
 /// Who the certificate that Envoy has verified is for; `None` without one, or if it names no user.

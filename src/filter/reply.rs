@@ -37,6 +37,10 @@ impl Retry {
 }
 
 impl Reply {
+    const fn unavailable(message: &'static str, details: String, retry: Retry) -> Self {
+        Self { code: Code::Unavailable, message, details, retry, audit_id: None }
+    }
+
     /// In place of a 404 that is not believed.
     pub(super) fn guarded(why: WhyRefused, audit_id: Option<Vec<u8>>, retry: Retry) -> Self {
         let message = match why {
@@ -46,29 +50,25 @@ impl Reply {
             WhyRefused::Vanished => "no apiserver serves this resource any more, but one did until a moment ago",
         };
         let details = format!("mixed_version_proxy_guarded_404{{{}}}", why.word());
-        Self { code: Code::Unavailable, message, details, retry, audit_id }
+        Self { audit_id, ..Self::unavailable(message, details, retry) }
     }
 
     /// In place of discovery, before each apiserver has been tried.
     pub(super) fn discovery_not_yet() -> Self {
-        Self {
-            code: Code::Unavailable,
-            message: "the proxy has not asked all apiservers yet what they serve",
-            details: "mixed_version_proxy_discovery{not_yet}".to_owned(),
-            retry: Retry::Yes,
-            audit_id: None,
-        }
+        Self::unavailable(
+            "the proxy has not asked all apiservers yet what they serve",
+            "mixed_version_proxy_discovery{not_yet}".to_owned(),
+            Retry::Yes,
+        )
     }
 
     /// In place of a document that nobody can tell of just now.
     pub(super) fn discovery_in_doubt(retry: Retry) -> Self {
-        Self {
-            code: Code::Unavailable,
-            message: "it cannot be told just now what all apiservers serve of it",
-            details: "mixed_version_proxy_discovery{in_doubt}".to_owned(),
+        Self::unavailable(
+            "it cannot be told just now what all apiservers serve of it",
+            "mixed_version_proxy_discovery{in_doubt}".to_owned(),
             retry,
-            audit_id: None,
-        }
+        )
     }
 
     /// To who shows a certificate that nobody can be made of.
@@ -84,13 +84,11 @@ impl Reply {
 
     /// In place of a rerouted request's redirect.
     pub(super) fn redirect() -> Self {
-        Self {
-            code: Code::Unavailable,
-            message: "the apiserver that serves this resource answered with a redirect, which would lead past the proxy",
-            details: "mixed_version_proxy_redirect".to_owned(),
-            retry: Retry::No,
-            audit_id: None,
-        }
+        Self::unavailable(
+            "the apiserver that serves this resource answered with a redirect, which would lead past the proxy",
+            "mixed_version_proxy_redirect".to_owned(),
+            Retry::No,
+        )
     }
 
     /// In place of Envoy's own answer for an apiserver that could not be reached.
@@ -101,7 +99,7 @@ impl Reply {
         };
         let retry = Retry::unless(!failure.allows_retry(effect));
         let details = format!("mixed_version_proxy_upstream_failure{{{word}}}");
-        Self { code: Code::Unavailable, message, details, retry, audit_id: None }
+        Self::unavailable(message, details, retry)
     }
 
     /// Sends it.

@@ -74,35 +74,32 @@ impl SharedData {
 
     /// What the leader has published last.
     pub(super) fn snapshot(&self) -> Option<Vec<u8>> {
-        host::shared_data(&self.snapshot).ok().flatten().map(|(bytes, _)| bytes)
+        read_bytes(&self.snapshot).value
     }
 
     /// Publishes; whether Envoy has taken it.
     pub(super) fn publish(&self, snapshot: &[u8]) -> bool {
-        matches!(host::set_shared_data(&self.snapshot, snapshot, None), Ok(true))
+        write_bytes(&self.snapshot, snapshot, None)
     }
 
     /// The bodies of the apiservers' documents.
     pub(super) fn documents(&self) -> Seen<Vec<u8>> {
-        match host::shared_data(&self.documents).ok().flatten() {
-            Some((bytes, cas)) => Seen { value: Some(bytes), cas: Some(cas) },
-            None => Seen { value: None, cas: None },
-        }
+        read_bytes(&self.documents)
     }
 
     /// Publishes bodies; whether Envoy took them, and nobody else was quicker.
     pub(super) fn publish_documents(&self, documents: &[u8], seen: &Seen<Vec<u8>>) -> bool {
-        matches!(host::set_shared_data(&self.documents, documents, seen.cas), Ok(true))
+        write_bytes(&self.documents, documents, seen.cas)
     }
 
     /// What clients are told of the whole cluster.
     pub(super) fn discovery(&self) -> Option<Vec<u8>> {
-        host::shared_data(&self.discovery).ok().flatten().map(|(bytes, _)| bytes)
+        read_bytes(&self.discovery).value
     }
 
     /// Publishes what clients are told; whether Envoy took it.
     pub(super) fn publish_discovery(&self, discovery: &[u8]) -> bool {
-        matches!(host::set_shared_data(&self.discovery, discovery, None), Ok(true))
+        write_bytes(&self.discovery, discovery, None)
     }
 
     /// Asks the leader to poll apiservers soon.
@@ -126,13 +123,22 @@ impl SharedData {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(key: &str) -> Seen<T> {
-    match host::shared_data(key).ok().flatten() {
-        Some((bytes, cas)) => Seen { value: postcard::from_bytes(&bytes).ok(), cas: Some(cas) },
-        None => Seen { value: None, cas: None },
-    }
+    let Seen { value, cas } = read_bytes(key);
+    Seen { value: value.and_then(|bytes| postcard::from_bytes(&bytes).ok()), cas }
 }
 
 fn write<T: Serialize>(key: &str, value: &T, cas: Option<u32>) -> bool {
     let Ok(bytes) = postcard::to_allocvec(value) else { return false };
-    matches!(host::set_shared_data(key, &bytes, cas), Ok(true))
+    write_bytes(key, &bytes, cas)
+}
+
+/// A record that cannot be read counts as none.
+fn read_bytes(key: &str) -> Seen<Vec<u8>> {
+    let (value, cas) = host::shared_data(key).ok().flatten().unzip();
+    Seen { value, cas }
+}
+
+/// Whether Envoy took it, and nobody has written since `cas`.
+fn write_bytes(key: &str, bytes: &[u8], cas: Option<u32>) -> bool {
+    matches!(host::set_shared_data(key, bytes, cas), Ok(true))
 }

@@ -318,17 +318,7 @@ impl Shared {
         }
         let published = self.data.documents().value.unwrap_or_default();
         let published = Documents::from_bytes(&published).unwrap_or_default();
-        let is_there = |apiserver: usize, kind| {
-            let peers = self.config.apiservers.get(apiserver);
-            let found = peers.and_then(|peer| published.find(&peer.name, &peer.discovery_cluster, kind));
-            let (_, needed) = self.peers.borrow().document(apiserver, kind);
-            found.is_some_and(|(version, _)| needed.is_some_and(|needed| version >= needed))
-        };
-        let missing: Vec<_> = (0..self.config.apiservers.len())
-            .flat_map(|apiserver| Kind::ALL.map(|kind| (apiserver, kind)))
-            .filter(|(apiserver, kind)| !is_there(*apiserver, *kind))
-            .collect();
-        self.peers.borrow_mut().note_missing_bodies(|apiserver, kind| !missing.contains(&(apiserver, kind)));
+        self.peers.borrow_mut().note_missing_bodies(self.names(), &published);
         let peers = self.peers.borrow();
         if is_current(&peers) {
             return;

@@ -371,13 +371,7 @@ mod tests {
     use crate::discovery::document::Document;
     use crate::discovery::merge::INCOMPLETE_GROUP;
     use crate::peers::table::Context;
-    use crate::testing::excluding;
-
-    macro_rules! recorded {
-        ($version:literal, $file:literal) => {
-            include_str!(concat!("../../tests/fixtures/discovery/", $version, "/", $file, ".json"))
-        };
-    }
+    use crate::testing::{excluding, recorded};
 
     const OLD: [&str; 3] =
         [recorded!("1.34.4", "api.v2"), recorded!("1.34.4", "apis.v2"), recorded!("1.34.4", "openapi-v3-root")];

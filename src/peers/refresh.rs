@@ -697,10 +697,9 @@ impl Peers {
         for (apiserver, (name, discovery_cluster)) in names.enumerate() {
             let Some(polls) = self.polls_of(apiserver) else { continue };
             for (kind, poll) in Kind::ALL.into_iter().zip(polls) {
-                let published = published.find(name, discovery_cluster, kind);
                 let found = match (&poll.body, poll.version) {
                     (Some(body), Some(version)) => Some((version, &**body)),
-                    (_, version) => published.filter(|(published, _)| Some(*published) >= version && version.is_some()),
+                    _ => published.find(name, discovery_cluster, kind).filter(|(version, _)| poll.is_met_by(*version)),
                 };
                 bodies.extend(found.map(|(version, body)| Kept { name, discovery_cluster, kind, version, body }));
             }
@@ -718,11 +717,18 @@ impl Peers {
         self.apiservers.iter_mut().flatten().chain(&mut self.open_api).for_each(|poll| poll.body = None);
     }
 
-    /// Notes which documents are nowhere to be had: the next polls ask for all of them.
-    pub fn note_missing_bodies(&mut self, is_there: impl Fn(usize, Kind) -> bool) {
-        for (apiserver, (halves, open_api)) in self.apiservers.iter_mut().zip(&mut self.open_api).enumerate() {
+    /// Notes which documents are neither here nor in `published`: the next polls ask for all of them.
+    pub fn note_missing_bodies<'n>(
+        &mut self,
+        names: impl Iterator<Item = (&'n str, &'n str)>,
+        published: &Documents<'_>,
+    ) {
+        let polls = self.apiservers.iter_mut().zip(&mut self.open_api);
+        for ((name, discovery_cluster), (halves, open_api)) in names.zip(polls) {
             for (kind, poll) in Kind::ALL.into_iter().zip(halves.iter_mut().chain([open_api])) {
-                poll.lacks_body = poll.is_known && poll.body.is_none() && !is_there(apiserver, kind);
+                let found = published.find(name, discovery_cluster, kind);
+                let is_there = poll.body.is_some() || found.is_some_and(|(version, _)| poll.is_met_by(version));
+                poll.lacks_body = poll.is_known && !is_there;
             }
         }
     }
@@ -867,6 +873,11 @@ impl Poll {
             digest: self.digest,
             stale: self.stale.iter().map(|name| (&*name.group, &*name.version)).collect(),
         }
+    }
+
+    /// Whether a published body of this `version` counts still: nothing newer is known here.
+    fn is_met_by(&self, version: Duration) -> bool {
+        self.version.is_some_and(|needed| version >= needed)
     }
 
     /// Whether the answer to the question on its way says nothing about what is known here: "unchanged" since a document

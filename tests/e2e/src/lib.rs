@@ -12,7 +12,7 @@ use lab::{
     certs::{Authority, ClientTls, Identity, SERVER_NAMES, ServerTls},
     client::Answer,
     envoy::{Config, EnvoyBuilder},
-    eventually, fixtures, wasm_path,
+    eventually, fixtures, repository, wasm_path,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -182,6 +182,20 @@ pub fn plugin_configuration(value: &mut Value) -> &mut Value {
         }
     }
     find(value).expect("a filter called mixed_version_proxy")
+}
+
+/// Header that makes the trapping module trap, in a request or in the answer to a poll.
+pub const TRAP: &str = "x-mixed-version-proxy-trap";
+
+/// Puts the trapping module in the shipped one's place.
+///
+/// # Panics
+/// It has not been built.
+pub fn trapping(config: &mut Value) {
+    let module = repository().join("dist/mixed-version-proxy-trapping.wasm");
+    assert!(module.is_file(), "{} is missing: run scripts/build --trapping", module.display());
+    let text = config.to_string().replace("dist/mixed-version-proxy.wasm", "dist/mixed-version-proxy-trapping.wasm");
+    *config = serde_json::from_str(&text).expect("the same configuration");
 }
 
 /// Merges `changes` into `value`: objects member by member, everything else replaced; null removes.

@@ -5,13 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::{ControlPlane, EVERY_WORKER, GATEWAY, GATEWAY_HEADER, PATIENCE, SIDECAR, merge, plugin_configuration};
+use e2e::{
+    ControlPlane, EVERY_WORKER, GATEWAY, GATEWAY_HEADER, PATIENCE, SIDECAR, TRAP, merge, plugin_configuration, trapping,
+};
 use lab::{
     apiserver::{AGGREGATED, ApiServiceOrigin, Fault, Response, Scope},
     client::Answer,
     discovery::{self, Resource},
     envoy::EnvoyBuilder,
-    eventually, repository,
+    eventually,
 };
 use serde_json::{Value, json};
 
@@ -198,14 +200,6 @@ async fn who_waits_for_an_apiserver_that_hangs_waits_for_the_timeout_and_no_long
     plane.discovered("the local news", |answer| answer.text().contains("hangar.example.com")).await.unwrap();
 }
 
-/// Puts the trapping module in the shipped one's place.
-fn trapping(config: &mut Value) {
-    let module = repository().join("dist/mixed-version-proxy-trapping.wasm");
-    assert!(module.is_file(), "{} is missing: run scripts/build --trapping", module.display());
-    let text = config.to_string().replace("dist/mixed-version-proxy.wasm", "dist/mixed-version-proxy-trapping.wasm");
-    *config = serde_json::from_str(&text).unwrap();
-}
-
 #[tokio::test]
 async fn a_worker_that_traps_comes_back_and_tells_the_same() {
     let plane = ControlPlane::builder(SIDECAR)
@@ -216,8 +210,7 @@ async fn a_worker_that_traps_comes_back_and_tells_the_same() {
         .unwrap();
     plane.discovered_as(1).await.unwrap();
     for round in 0..4 {
-        let trapped =
-            plane.client.get("/api/v1/pods").header("x-mixed-version-proxy-trap", "now").send().await.unwrap();
+        let trapped = plane.client.get("/api/v1/pods").header(TRAP, "now").send().await.unwrap();
         assert_eq!(trapped.status, 503, "the request that hit the defect");
         let start = Instant::now();
         eventually(PATIENCE, "all workers to tell the same again", async || {

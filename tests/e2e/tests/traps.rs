@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::{ControlPlane, EVERY_WORKER, PATIENCE, SIDECAR};
+use e2e::{ControlPlane, EVERY_WORKER, PATIENCE, SIDECAR, TRAP};
 use lab::{
     apiserver::{Fault, Gate, Response, Scope},
-    eventually, repository,
+    eventually,
 };
 use serde_json::{Value, json};
 
@@ -13,15 +13,11 @@ use serde_json::{Value, json};
 const NEW_GROUP: &str = "/apis/storagemigration.k8s.io/v1/storageversionmigrations";
 /// Nobody serves it.
 const NOBODY: &str = "/apis/apps/v1/namespaces/shop/nosuch";
-/// In a request or in the answer to a poll: trap.
-const TRAP: &str = "x-mixed-version-proxy-trap";
 
-/// Puts the trapping module in the shipped one's place, and shortens the idle limit of ordinary routes.
+/// Loads the trapping module, and shortens the idle limit of ordinary routes.
 fn trapping(config: &mut Value) {
-    let module = repository().join("dist/mixed-version-proxy-trapping.wasm");
-    assert!(module.is_file(), "{} is missing: run scripts/build --trapping", module.display());
-    let text = config.to_string().replace("dist/mixed-version-proxy.wasm", "dist/mixed-version-proxy-trapping.wasm");
-    *config = serde_json::from_str(&text.replace("\"120s\"", "\"2s\"")).unwrap();
+    e2e::trapping(config);
+    *config = serde_json::from_str(&config.to_string().replace("\"120s\"", "\"2s\"")).unwrap();
 }
 
 #[tokio::test]

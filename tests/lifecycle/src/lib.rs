@@ -30,6 +30,9 @@ pub const NOBODY: &str = "/apis/depot.k8s.io/v1/nosuch";
 /// Where APIService objects are listed.
 pub const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
+/// Statuses that the ABI knows, and others that it does not.
+pub const STATUSES: [u32; 12] = [1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 77, u32::MAX];
+
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 /// A document with one resource.

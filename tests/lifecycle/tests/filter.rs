@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use host_emulator::{Action, Answer, FUNCTIONS, Headers, Host, HostCall, Level, RepeatedHeaders, Vm};
 use lifecycle::{
-    API_SERVICES, COMMON, GATEWAY_HEADER, NEW, NOBODY, SIDECAR, answer, discovery, document, from_cluster, get, poll,
-    request,
+    API_SERVICES, COMMON, GATEWAY_HEADER, NEW, NOBODY, SIDECAR, STATUSES, answer, discovery, document, from_cluster,
+    get, poll, request,
 };
 
 fn seconds(seconds: u64) -> Duration {
@@ -315,9 +315,6 @@ fn the_newest_configuration_counts_and_the_older_one_serves_until_it_is_drained(
         assert!(get(vm, new, COMMON).filter_state.is_empty());
     });
 }
-
-/// Statuses that the ABI knows, and others that it does not.
-const STATUSES: [u32; 12] = [1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 77, u32::MAX];
 
 /// Host functions that the filter calls by itself. `proxy_http_call` and `proxy_set_effective_context` go through the
 /// SDK, which gives up on statuses that Envoy does not have for them.

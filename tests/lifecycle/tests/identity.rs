@@ -1,7 +1,7 @@
 //! Who a client is: whose word for it reaches an apiserver, and over which cluster.
 
 use host_emulator::{Headers, Host, Outcome, Progress, Properties, RootId, Vm};
-use lifecycle::{COMMON, NEW, poll, request};
+use lifecycle::{COMMON, NEW, STATUSES, poll, request};
 
 const HEADERS: &str =
     r#""headers": {"user": ["X-Remote-User", "X-User"], "extraPrefix": ["X-Remote-Extra-", "X-Extra-"]}"#;
@@ -180,7 +180,6 @@ fn a_certificate_that_nobody_can_be_made_of_is_refused() {
 /// Whatever the host does, no request is sent over a cluster that is believed with a word of the client's.
 #[test]
 fn no_fault_of_the_host_lends_anybody_a_name() {
-    const STATUSES: [u32; 6] = [1, 2, 3, 8, 10, 12];
     for function in [
         "proxy_get_header_map_pairs",
         "proxy_get_header_map_value",

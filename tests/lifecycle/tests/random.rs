@@ -9,7 +9,8 @@ use std::time::Duration;
 use fastrand::Rng;
 use host_emulator::{Answer, FUNCTIONS, Headers, Host, HttpCall, Progress, Properties, RootId, StreamId, Vm, Worker};
 use lifecycle::{
-    API_SERVICES, COMMON, GATEWAY_HEADER, NEW, NOBODY, SIDECAR, answer, discovery, document, get, poll, request,
+    API_SERVICES, COMMON, GATEWAY_HEADER, NEW, NOBODY, SIDECAR, STATUSES, answer, discovery, document, get, poll,
+    request,
 };
 
 /// How many stories are told; a few seconds in a build without optimisation.
@@ -23,9 +24,6 @@ const MAX_ROOTS: usize = 3;
 const MAX_STREAMS: usize = 30;
 
 const CLUSTERS: [&str; 3] = ["cp-0-poll", "cp-1-poll", "cp-2-poll"];
-
-/// Statuses that the ABI knows, and others that it does not.
-const STATUSES: [u32; 12] = [1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 77, u32::MAX];
 
 /// Those of which the SDK takes no refusal, and those after whose refusal an answer waits for Envoy's own timeouts: there
 /// is no third thing to be done with it.
