@@ -30,7 +30,7 @@ add_targets() {
   fi
 }
 
-# Envoy and func-e are installed by tests/lab, which runs them.
+# Envoy, func-e and kubectl are installed by tests/lab, which runs them.
 CARGO_DENY_VERSION=0.20.2
 
 install_cargo_deny() {

@@ -15,6 +15,11 @@ pub const VERSIONS: [&str; 4] = ["1.34.4", "1.36.3", "1.37.2", "1.37.2-api-all"]
 /// a group that its aggregated document does not have.
 pub const MIXED_PAIR: [&str; 2] = ["mixed-1.34.4+1.37.2/1.34.4", "mixed-1.34.4+1.37.2/1.37.2"];
 
+/// The two apiservers of another recorded pair, with Kubernetes' own mixed version proxy on: the newer one merges discovery
+/// itself, unless it is asked for its own view. The older one was started with `--runtime-config=api/all=true`.
+pub const UPSTREAM_PROXY_PAIR: [&str; 2] =
+    ["mixed-1.34.4-api-all+1.37.2-upstream-proxy/1.34.4", "mixed-1.34.4-api-all+1.37.2-upstream-proxy/1.37.2"];
+
 /// The root of the repository.
 pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -82,7 +82,7 @@ async fn recorded_questions_get_the_recorded_answers() {
 
 #[tokio::test]
 async fn recorded_documents_are_replayed() {
-    for version in fixtures::VERSIONS.into_iter().chain(fixtures::MIXED_PAIR) {
+    for version in fixtures::VERSIONS.into_iter().chain(fixtures::MIXED_PAIR).chain(fixtures::UPSTREAM_PROXY_PAIR) {
         let (_stub, client) = stub(version).await;
         for name in fixtures::recordings(&format!("discovery/{version}")).unwrap() {
             let file = name.rsplit('/').next().unwrap().to_owned();
@@ -110,6 +110,29 @@ async fn recorded_documents_are_replayed() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn an_apiserver_that_asks_its_peers_tells_of_itself_only_when_asked_to() {
+    let (stub, client) = stub(fixtures::UPSTREAM_PROXY_PAIR[1]).await;
+    let client = client.with_token("a");
+    let groups = async |accept: String| {
+        let answer = client.get("/apis").header("accept", accept).send().await.unwrap();
+        let told = answer.json().unwrap()["items"].as_array().unwrap().len();
+        (told, answer.header("etag").unwrap())
+    };
+    let (own, of_all) = (groups(format!("{V2};profile=nopeer")).await, groups(V2.to_owned()).await);
+    assert_eq!(own, (21, stub.apis_etag()));
+    assert_eq!(of_all.0, 22, "internal.apiserver.k8s.io of the older one");
+    assert_ne!(of_all.1, own.1);
+    let accept = || client.get("/apis").header("accept", V2);
+    assert_eq!(accept().header("if-none-match", &of_all.1).send().await.unwrap().status, 304);
+    assert_eq!(accept().header("if-none-match", &own.1).send().await.unwrap().status, 200);
+    // What it serves, and what it says once it is edited, is its own.
+    let internal = "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions";
+    assert_eq!(client.get(internal).send().await.unwrap().status, 404);
+    stub.edit_apis(|apis| discovery::add_resource(apis, "apps", "v1", Resource::new("things", "Thing")));
+    assert_eq!(groups(V2.to_owned()).await, (21, stub.apis_etag()));
 }
 
 #[tokio::test]

@@ -91,9 +91,7 @@ fn routed(name: &str, state: &mut State, request: &Request, target: &str, route:
 fn discovery_root(state: &State, request: &Request, path: &str) -> Response {
     let core = path.starts_with("/api/") || path == "/api";
     match accept::discovery(path, &first_accept(request)) {
-        Discovery::Aggregated(Encoding::Json, _) => {
-            aggregated(request, if core { &state.documents.api } else { &state.documents.apis })
-        }
+        Discovery::Aggregated(Encoding::Json, alone) => aggregated(request, state.documents.aggregated(core, alone)),
         Discovery::Legacy(Encoding::Json) => plain(request, state.documents.legacy_root(core), !core),
         // The stub speaks JSON only.
         Discovery::Aggregated(..) | Discovery::Legacy(_) | Discovery::NotAcceptable => not_acceptable(request),

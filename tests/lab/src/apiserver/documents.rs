@@ -67,6 +67,8 @@ pub(crate) struct Documents {
     version: String,
     pub(crate) api: Document,
     pub(crate) apis: Document,
+    /// What an apiserver that asks its peers itself tells at `/apis` of the whole cluster; absent: it tells of itself.
+    of_all: Option<Document>,
     /// `/api` and `/apis` as they were recorded: of what still is in them, the recorded OpenAPI hashes are true.
     as_recorded: [Value; 2],
     /// Made once: the hashes of big documents take their time.
@@ -78,9 +80,11 @@ pub(crate) struct Documents {
 impl Documents {
     pub(crate) fn recorded(version: &str) -> Result<Self> {
         let api = Document::recorded(fixtures::discovery(version, "api.v2.json")?)?;
-        let apis = Document::recorded(fixtures::discovery(version, "apis.v2.json")?)?;
+        let apis = Document::recorded(fixtures::discovery(version, "apis.v2-nopeer.json")?)?;
+        let of_all = Document::recorded(fixtures::discovery(version, "apis.v2.json")?)?;
         Ok(Self {
             version: version.to_owned(),
+            of_all: (of_all.text != apis.text).then_some(of_all),
             as_recorded: [api.value.clone(), apis.value.clone()],
             api,
             apis,
@@ -96,7 +100,17 @@ impl Documents {
 
     pub(crate) fn set_apis(&mut self, value: Value) {
         self.apis = Document::edited(value);
+        self.of_all = None;
         self.openapi_root = OnceLock::new();
+    }
+
+    /// The aggregated document of a root, of the apiserver alone (`profile=nopeer`) or of all that it knows.
+    pub(crate) fn aggregated(&self, core: bool, alone: bool) -> &Document {
+        match &self.of_all {
+            Some(of_all) if !core && !alone => of_all,
+            _ if core => &self.api,
+            _ => &self.apis,
+        }
     }
 
     /// The half of a group.
