@@ -13,6 +13,7 @@ use kube::{
     discovery::Discovery,
 };
 use lab::{
+    apiserver::{Fault, Scope},
     discovery::{self, Resource},
     envoy::kubectl_binary,
     eventually,
@@ -174,6 +175,41 @@ async fn kubectl_goes_on_working_while_an_apiserver_is_unknown_and_says_so() {
     let unknown = kubectl(&plane, here, &["get", "nosuchthings"]).await.unwrap();
     let error = "error: the server doesn't have a resource type \"nosuchthings\"\n";
     assert_eq!((unknown.code, unknown.errors.as_str()), (Some(1), error), "kubectl asks nobody");
+}
+
+#[tokio::test]
+async fn kubectl_waits_until_discovery_can_be_told() {
+    // cp-3 holds the first question of the filter, so that nothing can be told of the whole cluster.
+    let plane = ControlPlane::builder(SIDECAR)
+        .plugin(&json!({"discovery": {"timeout": "60s"}}))
+        .prepare(|apiservers| {
+            apiservers[2].fail(Scope::Polls, Fault::Hang);
+        })
+        .start()
+        .await
+        .unwrap();
+    let here = envoy(&plane).await;
+    let new_type = "/apis/storagemigration.k8s.io/v1/storageversionmigrations";
+    eventually(PATIENCE, "the others to be known", async || plane.get(new_type).await.unwrap().status == 200)
+        .await
+        .unwrap();
+    let asked_for_roots = || {
+        let requests = plane.apiservers[0].client_requests();
+        requests.into_iter().filter(|request| request.path() == "/apis" || request.path() == "/api").count()
+    };
+    plane.apiservers[0].clear_requests();
+    let arguments = ["get", "storageversionmigrations"];
+    let told = async {
+        // Both roots, and both again: kubectl does as Retry-After says.
+        eventually(PATIENCE, "kubectl to ask again", async || asked_for_roots() >= 4).await.unwrap();
+        plane.apiservers[2].heal();
+        plane.apiservers[2].close_connections().await;
+    };
+    let (said, ()) = tokio::join!(kubectl(&plane, here, &arguments), told);
+    let said = said.unwrap();
+    assert_eq!(said, kubectl(&plane, plane.apiservers[1].addr(), &arguments).await.unwrap());
+    assert_eq!((said.code, said.errors.as_str()), (Some(0), ""));
+    plane.discovered_as(1).await.unwrap();
 }
 
 async fn kube_client(plane: &ControlPlane, address: SocketAddr) -> kube::Client {
