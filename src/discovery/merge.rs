@@ -59,7 +59,7 @@ pub struct Group<'d> {
 pub struct Version<'d> {
     /// Its name, such as `v1`.
     pub name: Cow<'d, str>,
-    /// Text of its list of resources; absent in most stale ones.
+    /// Text of its list of resources; `None` if nobody can tell: it is empty, and not everybody calls it `Current`.
     pub resources: Option<Cow<'d, str>>,
     text: Cow<'d, str>,
 }
@@ -172,7 +172,8 @@ fn merge_version<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Option<Version<'d>>
     let texts = texts_of(mentions);
     let parsed = Members::parse_all(&texts)?;
     if let Some((text, version)) = all_alike(&texts).zip(parsed.first()) {
-        let resources = version.get("resources").map(Cow::Borrowed);
+        let list = version.get("resources").filter(|list| !is_empty_list(list));
+        let resources = list.map(Cow::Borrowed).or_else(|| none_at_all(&parsed));
         return Ok(Some(Version { name, resources, text: Cow::Borrowed(text) }));
     }
     let lists = lists_of(&parsed, "resources", "resource")?;
@@ -189,7 +190,18 @@ fn merge_version<'d>(mentions: &[Mention<'_, 'd>]) -> Result<Option<Version<'d>>
     let mut united = vec![("freshness", freshness.flatten().map(str::to_owned))];
     united.extend(resources.clone().map(|list| ("resources", Some(list))));
     let text = as_written(&texts, unite(&parsed, &["version", "resources", "freshness"], &united));
-    Ok(Some(Version { name, resources: resources.map(Cow::Owned), text }))
+    let resources = resources.map(Cow::Owned).or_else(|| none_at_all(&parsed));
+    Ok(Some(Version { name, resources, text }))
+}
+
+/// Kubernetes leaves out empty lists, but need not be the only one to write such documents.
+fn is_empty_list(list: &str) -> bool {
+    list.trim_matches(|character: char| matches!(character, '[' | ']') || character.is_ascii_whitespace()).is_empty()
+}
+
+/// The list of a version that has no resources, if all who have the version are sure of that.
+fn none_at_all(versions: &[Members<'_>]) -> Option<Cow<'static, str>> {
+    versions.iter().all(|version| version.get("freshness") == Some("\"Current\"")).then_some(Cow::Borrowed("[]"))
 }
 
 /// The text of a resource.
@@ -452,6 +464,45 @@ mod tests {
                 is_incomplete: false,
             };
             assert!(merge(&sources).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_version_without_resources_has_none_only_if_everybody_is_sure() {
+        const STALE: &str = r#""freshness":"Stale""#;
+        const CURRENT: &str = r#""freshness":"Current""#;
+        for (lists, expected, why) in [
+            (&[r#""resources":[],"freshness":"Current""#][..], Some("[]"), "it says so"),
+            (&[CURRENT], Some("[]"), "as Kubernetes writes it"),
+            (&[CURRENT, r#""resources":[ ],"freshness":"Current""#], Some("[]"), "both say so"),
+            (&[STALE], None, "it cannot tell"),
+            (&[r#""resources":[],"freshness":"Stale""#], None, "an empty list tells no more"),
+            (&[r#""resources":[ ] ,"freshness":"Stale""#], None, "however it is written"),
+            (&[r#""resources":null,"freshness":"Stale""#], None, "nor does null"),
+            (&[r#""resources":[]"#], None, "who does not say that it is sure is not"),
+            (&[CURRENT, STALE], None, "the other one may know of some"),
+            (&[STALE, r#""resources":[],"freshness":"Stale""#], None, "neither can tell"),
+            (
+                &[STALE, r#""resources":[{"resource":"cats"}],"freshness":"Stale""#],
+                Some(r#"[{"resource":"cats"}]"#),
+                "one",
+            ),
+        ] {
+            let version = |members: &&str| {
+                let versions = format!(r#"[{{"version":"v1",{members}}}]"#);
+                format!(r#"{{"items":[{{"metadata":{{"name":"pets.k8s.io"}},"versions":{versions}}}]}}"#)
+            };
+            let documents: Vec<_> = lists.iter().map(version).collect();
+            let documents: Vec<_> = documents.iter().map(String::as_str).collect();
+            let merged = merge(&Sources {
+                half: Half::Groups,
+                documents: &documents,
+                local: None,
+                is_local_matter: &|_, _| false,
+                is_incomplete: false,
+            });
+            let merged = merged.unwrap();
+            assert_eq!(merged.groups[0].versions[0].resources.as_deref(), expected, "{why}: {lists:?}");
         }
     }
 }

@@ -107,7 +107,11 @@ impl Shared {
             Discovery::Root { is_core, has_trailing_slash } => {
                 let half = if is_core { Half::Core } else { Half::Groups };
                 match negotiate::wanted(half, accept().as_deref(), has_trailing_slash) {
-                    Wanted::Merged(Form::Legacy) if told.leaves_legacy(half) => None,
+                    // Whoever prefers what is not merged would get that.
+                    Wanted::Merged(Form::Legacy) if told.leaves_legacy(half) => {
+                        host::log_failure("asking for JSON", host::set_request_header("accept", "application/json"));
+                        None
+                    }
                     // Not one apiserver lets itself be polled: clients see what they would see without the filter.
                     Wanted::Merged(_) if told.knows_nothing_of(half) => None,
                     Wanted::Merged(form) => Some(What::Root(half, form)),

@@ -131,3 +131,23 @@ async fn a_type_is_not_gone_because_the_only_one_that_has_it_calls_it_stale() {
     plane.discovered_as(1).await.unwrap();
     plane.settled().await.unwrap();
 }
+
+#[tokio::test]
+async fn the_legacy_list_of_a_version_that_nobody_can_tell_is_a_503_and_not_empty() {
+    for (resources, why) in [(Some(json!([])), "empty"), (Some(Value::Null), "null"), (None, "absent")] {
+        let plane = ControlPlane::builder(SIDECAR).settled().await.unwrap();
+        plane.discovered_as(1).await.unwrap();
+        let new = &plane.apiservers[1];
+        new.edit_apis(|apis| {
+            discovery::set_freshness(apis, NEW_GROUP, "v1", "Stale");
+            let version = discovery::version_mut(apis, NEW_GROUP, "v1").unwrap().as_object_mut().unwrap();
+            version.remove("resources");
+            version.extend(resources.map(|resources| ("resources".to_owned(), resources)));
+        });
+        heard(new).await;
+        for round in 0..EVERY_WORKER {
+            let answer = plane.get("/apis/storagemigration.k8s.io/v1").await.unwrap();
+            assert_eq!(answer.status, 503, "{why} {round}: {}", answer.text());
+        }
+    }
+}

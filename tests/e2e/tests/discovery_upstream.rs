@@ -217,3 +217,18 @@ async fn an_apiserver_that_merges_itself_is_the_same_to_clients() {
         assert_eq!(plane.aggregated("/apis").await.unwrap().body, before.body);
     }
 }
+
+#[tokio::test]
+async fn the_core_group_too_is_told_in_json_to_who_prefers_protobuf() {
+    let plane = ControlPlane::builder(SIDECAR).settled().await.unwrap();
+    plane.discovered_as(1).await.unwrap();
+    let protobuf = format!("application/vnd.kubernetes.protobuf;{V2}");
+    for accept in [format!("{protobuf},application/json"), format!("*/*,{protobuf}")] {
+        for path in ["/apis", "/api", "/api/"] {
+            // Else the apiserver answers in protobuf, of itself alone.
+            let answer = plane.client.get(path).header("accept", &accept).send().await.unwrap();
+            let content_type = answer.header("content-type");
+            assert_eq!((answer.status, content_type.as_deref()), (200, Some("application/json")), "{path} {accept}");
+        }
+    }
+}

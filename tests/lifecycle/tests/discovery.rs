@@ -288,6 +288,7 @@ fn legacy_discovery_names_nothing_that_is_not_there() {
             ("/apis/depot.k8s.io/v1/", missing(), Some("\"name\":\"crates\""), "a slash means nothing"),
             ("/apis/apps/v1", answer(200, json, 99), None, "the same everywhere"),
             ("/api/v1", answer(200, json, 99), None, "the same everywhere"),
+            ("/api", answer(200, json, 99), None, "the same everywhere"),
             ("/apis/depot.k8s.io/v2", missing(), None, "nobody has it"),
             ("/apis/nosuch.k8s.io", missing(), None, "nobody has it"),
             ("/apis/toys.example.com/v1", missing(), None, "a custom resource is a local matter"),
