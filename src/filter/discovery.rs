@@ -3,7 +3,9 @@
 //!
 //! So authentication and authorization are the apiserver's. It is asked on the condition that its document is another one
 //! than we know, and usually answers with a 304 that has no body to throw away. If it is another one, the answer waits
-//! until the apiserver has told us too: who has just made a custom resource definition finds it.
+//! until the apiserver has told us too: who has just made a custom resource definition finds it. And the answer waits until
+//! the peers have been asked whether they serve what they served at their last poll: a namespace controller takes a type
+//! that is not listed for one without objects, and deletes the namespace.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,6 +25,7 @@ use crate::peers::cluster_discovery::{Aggregated, ClusterDiscovery, Stamp};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::can_be_built_in;
 use crate::peers::refresh::{QuestionId, Subject, Word};
+use crate::peers::table::ApiserverSet;
 use crate::target::Discovery;
 
 /// What clients are told of the whole cluster.
@@ -69,10 +72,13 @@ enum What {
     OpenApiRoot,
 }
 
-/// An answer that waits until the apiserver that gave it has told us too what it serves.
+/// An answer that waits until apiservers have told what they serve now.
 pub(super) struct Awaiting {
     pub(super) stream: u32,
-    apiserver: usize,
+    /// Who gave it, if it tells something else than we know.
+    changed: Option<usize>,
+    /// Who is still to tell.
+    pending: ApiserverSet,
     subject: Subject,
     /// A question with a higher number was sent after the request.
     mark: u64,
@@ -210,52 +216,68 @@ impl Shared {
             // These carry no tag, and of what is built in an apiserver changes nothing while it runs.
             What::Group(_) | What::GroupVersion(..) => return self.serve(&request, status),
         };
+        let told = self.told();
+        if matches!(told, Told::NotYet) {
+            // While an apiserver has not been tried, one answer more tells too little.
+            return self.serve(&request, status);
+        }
         let apiserver = match asked {
             Asked::One(apiserver) => Some(apiserver),
             // In a gateway any of them will do to ask for schemas, which all share but for their own types.
             Asked::AnyOne if kind == Kind::OpenApi => self.view().groups.fresh.iter().next(),
             Asked::AnyOne | Asked::Stranger => None,
         };
-        let Some(apiserver) = apiserver else { return self.serve(&request, status) };
-        let (etag, version) = self.document(apiserver, kind);
-        let is_unchanged = status == 304 || {
-            let answered = host::response_header("etag").ok().flatten();
-            answered.is_some() && answered.as_deref() == etag.as_deref().map(str::as_bytes)
-        };
-        let told = self.told();
-        // While an apiserver has not been tried, one answer more tells too little.
-        if matches!(told, Told::NotYet) || is_unchanged && told.holds(apiserver, kind, version) {
-            return self.serve(&request, status);
+        let subject = Subject::from(kind);
+        let mut pending = ApiserverSet::EMPTY;
+        if let What::Root(half, _) = request.what {
+            // A peer that was upgraded since its last poll serves more than it has told. One that fails its polls would
+            // only cost time: its last document counts.
+            let peers = self.view().health_of(half).fresh.without(apiserver.into_iter().collect());
+            pending = peers.iter().filter(|peer| self.ask(*peer, subject, sent.mark)).collect();
         }
-        let subject = match kind {
-            Kind::Core => Subject::Half(Half::Core),
-            Kind::Groups => Subject::Half(Half::Groups),
-            Kind::OpenApi => Subject::OpenApi,
-        };
-        if !self.ask(apiserver, subject, sent.mark) {
-            if is_unchanged {
-                self.merge()
-            } else {
-                self.note_outdated(apiserver, subject)
+        let mut changed = None;
+        if let Some(apiserver) = apiserver {
+            let (etag, version) = self.document(apiserver, kind);
+            let is_unchanged = status == 304 || {
+                let answered = host::response_header("etag").ok().flatten();
+                answered.is_some() && answered.as_deref() == etag.as_deref().map(str::as_bytes)
+            };
+            let is_told = is_unchanged && told.holds(apiserver, kind, version);
+            if !is_told && self.ask(apiserver, subject, sent.mark) {
+                changed = Some(apiserver);
+                pending = pending.union(ApiserverSet::only(apiserver));
+            } else if !is_unchanged {
+                self.note_outdated(apiserver, subject);
+            } else if !is_told {
+                self.merge();
             }
+        }
+        if pending.is_empty() {
             return self.serve(&request, status);
         }
-        self.awaiting.borrow_mut().push(Awaiting { stream, apiserver, subject, mark: sent.mark, request });
+        self.awaiting.borrow_mut().push(Awaiting { stream, changed, pending, subject, mark: sent.mark, request });
         Fate::Held(sent.effect())
     }
 
     /// An apiserver has told what it serves, or has failed to: those that waited for it are answered.
     pub(super) fn discovery_answered(&self, id: QuestionId, word: Word) {
-        let is_over = |awaiting: &mut Awaiting| {
-            awaiting.apiserver == id.apiserver && awaiting.subject == id.subject && awaiting.mark < id.number
+        let (mut is_awaited, mut is_changed) = (false, false);
+        let mut is_over = |awaiting: &mut Awaiting| {
+            let is_meant =
+                awaiting.subject == id.subject && awaiting.mark < id.number && awaiting.pending.contains(id.apiserver);
+            is_awaited |= is_meant;
+            is_changed |= is_meant && awaiting.changed == Some(id.apiserver);
+            if is_meant {
+                awaiting.pending = awaiting.pending.without(ApiserverSet::only(id.apiserver));
+            }
+            awaiting.pending.is_empty()
         };
-        let over: Vec<_> = self.awaiting.borrow_mut().extract_if(.., is_over).collect();
-        if over.is_empty() {
-            return;
-        }
+        let over: Vec<_> = self.awaiting.borrow_mut().extract_if(.., &mut is_over).collect();
         match word {
-            Word::Good => self.merge(),
-            Word::Failed => self.note_outdated(id.apiserver, id.subject),
+            Word::Good if is_awaited => self.merge(),
+            // It has told its client something else than us.
+            Word::Failed if is_changed => self.note_outdated(id.apiserver, id.subject),
+            Word::Good | Word::Failed => {}
         }
         for Awaiting { stream, request, .. } in over {
             self.on_stream(stream, || match self.serve(&request, 200) {

@@ -274,6 +274,16 @@ pub enum Asking {
     BackingOff,
 }
 
+impl From<Kind> for Subject {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Core => Self::Half(Half::Core),
+            Kind::Groups => Self::Half(Half::Groups),
+            Kind::OpenApi => Self::OpenApi,
+        }
+    }
+}
+
 impl From<&Config> for Settings {
     fn from(config: &Config) -> Self {
         Self {

@@ -46,10 +46,31 @@ fn unchanged() -> Headers {
         .with("x-other", "not for the client")
 }
 
-/// The answer to a request that `cp-0` answers with these headers.
-fn answered(vm: &mut Vm, root: RootId, request: Headers, answer: Headers) -> Outcome {
+/// What comes at once of a request that `cp-0` answers with these headers.
+fn asked(vm: &mut Vm, root: RootId, request: Headers, answer: Headers) -> Outcome {
     let stream = vm.request(root, request, true).stream;
     vm.response(stream, answer, from_cluster("cp-0"))
+}
+
+/// What comes in the end, if all apiservers say then what they said before.
+fn answered(vm: &mut Vm, root: RootId, request: Headers, answer: Headers) -> Outcome {
+    let outcome = asked(vm, root, request, answer);
+    settle(vm, outcome, discovery)
+}
+
+/// What comes of a held answer, when `upstream` answers the questions.
+fn settle(vm: &mut Vm, mut outcome: Outcome, upstream: fn(&HttpCall) -> Answer) -> Outcome {
+    if outcome.response == Progress::Held {
+        // Questions follow each other no sooner.
+        vm.run_for_with(Duration::from_millis(101), |call| Some(upstream(call)));
+        outcome.local_reply = reply_on(vm, outcome.stream);
+    }
+    outcome
+}
+
+/// Answers all questions that are on their way.
+fn answer_all(vm: &mut Vm, upstream: impl Fn(&HttpCall) -> Answer) {
+    vm.calls().iter().for_each(|call| vm.respond(call.token, upstream(call)));
 }
 
 #[track_caller]
@@ -75,7 +96,7 @@ fn the_apiserver_is_asked_on_its_own_condition_and_the_client_gets_the_merge() {
         assert!(upstream.text("accept").unwrap().contains("profile=nopeer"), "{upstream:?}");
         assert_eq!(upstream.text(":path"), Some("/apis?timeout=32s"));
         let outcome = vm.response(outcome.stream, unchanged(), from_cluster("cp-0"));
-        let reply = reply(&outcome);
+        let reply = reply(&settle(vm, outcome, discovery));
         assert_eq!(reply.status, 200);
         for (name, expected) in [
             ("content-type", Some(V2)),
@@ -183,28 +204,29 @@ fn other_answers_pass() {
     });
 }
 
-/// What the apiservers say once a custom resource is there.
+/// What the apiservers say once `cp-0` has a custom resource.
 fn with_custom_resource(call: &HttpCall) -> Answer {
-    let body = document("hangar.example.com", "planes");
-    Answer::new(
-        200,
-        [("content-type", V2), ("etag", "\"newer\"")],
-        if call.path() == "/apis" { body } else { String::new() },
-    )
+    match (call.path(), call.upstream.as_str()) {
+        ("/apis", "cp-0-poll") => {
+            Answer::new(200, [("content-type", V2), ("etag", "\"newer\"")], document("hangar.example.com", "planes"))
+        }
+        _ => discovery(call),
+    }
 }
 
 #[test]
 fn who_has_just_made_a_type_finds_it() {
     settled(|vm, root| {
         let changed = || answer(200, V2, 999).with("etag", "\"newer\"");
-        let outcome = answered(vm, root, get("/apis", V2), changed());
+        let outcome = asked(vm, root, get("/apis", V2), changed());
         assert_eq!(outcome.action, Action::Pause, "the apiserver's document is another one than we know");
-        let second = answered(vm, root, get("/apis", V2), changed());
+        let second = asked(vm, root, get("/apis", V2), changed());
         vm.run_for(Duration::from_millis(2));
-        let questions: Vec<_> = vm.calls();
-        assert_eq!(questions.len(), 1, "one question for all that wait");
-        assert_eq!((questions[0].upstream.as_str(), questions[0].path()), ("cp-0-poll", "/apis"));
-        vm.respond(questions[0].token, with_custom_resource(&questions[0]));
+        let questions = vm.calls();
+        let whom: Vec<_> = questions.iter().map(|call| (call.upstream.as_str(), call.path())).collect();
+        let each = ["cp-0-poll", "cp-1-poll", "cp-2-poll"].map(|cluster| (cluster, "/apis"));
+        assert_eq!(whom, each, "one question to each for all that wait");
+        answer_all(vm, with_custom_resource);
         for stream in [outcome.stream, second.stream] {
             let body = text(&reply_on(vm, stream).expect("an answer"));
             assert!(body.contains("\"planes\"") && body.contains("\"crates\""), "{body}");
@@ -215,17 +237,63 @@ fn who_has_just_made_a_type_finds_it() {
 }
 
 #[test]
+fn what_a_peer_has_served_since_an_instant_is_listed() {
+    fn upgraded_peer(call: &HttpCall) -> Answer {
+        match (call.path(), call.upstream.as_str()) {
+            ("/apis", "cp-2-poll") => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
+            _ => discovery(call),
+        }
+    }
+    for accept in [V2, "application/json"] {
+        settled(move |vm, root| {
+            let outcome = asked(vm, root, get("/apis", accept), unchanged());
+            assert_eq!(outcome.response, Progress::Held, "somebody may take what is missing for gone");
+            let body = text(&reply(&settle(vm, outcome, upgraded_peer)));
+            assert!(body.contains("\"hangar.k8s.io\""), "{accept}: {body}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_delays_clients_once() {
+    settled(|vm, root| {
+        let dead = |call: &HttpCall| match call.upstream.as_str() {
+            "cp-2-poll" => Answer::Failure,
+            _ => discovery(call),
+        };
+        let outcome = asked(vm, root, get("/apis", V2), unchanged());
+        vm.run_for(Duration::from_millis(2));
+        for call in vm.calls().iter().filter(|call| call.upstream != "cp-2-poll") {
+            vm.respond(call.token, discovery(call));
+        }
+        assert_eq!(reply_on(vm, outcome.stream), None, "cp-2 may answer yet");
+        answer_all(vm, dead);
+        let first = reply_on(vm, outcome.stream).expect("an answer");
+        assert!(text(&first).contains("\"crates\"") && !text(&first).contains("incomplete"), "its last word counts");
+        let next = asked(vm, root, get("/apis", V2), unchanged());
+        vm.run_for(Duration::from_millis(101));
+        assert_eq!(vm.calls().iter().filter(|call| call.upstream == "cp-2-poll").count(), 0);
+        answer_all(vm, dead);
+        assert_eq!(reply_on(vm, next.stream).expect("an answer").body, first.body);
+    });
+}
+
+#[test]
 fn a_question_that_fails_leaves_what_was_known_and_says_that_it_is_not_all() {
     for failure in [Answer::Failure, Answer::new(403, [("content-type", "application/json")], "{}")] {
         settled(move |vm, root| {
-            let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
+            let changed = || answer(200, V2, 999).with("etag", "\"newer\"");
+            let outcome = asked(vm, root, get("/apis", V2), changed());
             vm.run_for(Duration::from_millis(2));
-            let question = vm.calls().remove(0);
-            vm.respond(question.token, failure);
+            answer_all(vm, |call| if call.upstream == "cp-0-poll" { failure.clone() } else { discovery(call) });
             let body = text(&reply_on(vm, outcome.stream).expect("an answer"));
             assert!(body.contains("\"crates\"") && body.contains("incomplete"), "what is known of the cluster: {body}");
-            let next = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
-            assert!(text(&reply(&next)).contains("incomplete"), "it is left in peace, nobody waits");
+            let next = asked(vm, root, get("/apis", V2), changed());
+            vm.run_for(Duration::from_millis(101));
+            let whom: Vec<_> = vm.calls().into_iter().map(|call| call.upstream).collect();
+            assert_eq!(whom, ["cp-1-poll", "cp-2-poll"], "it is left in peace, nobody waits for it");
+            answer_all(vm, discovery);
+            assert!(text(&reply_on(vm, next.stream).expect("an answer")).contains("incomplete"));
             poll(vm);
             let after = answered(vm, root, get("/apis", V2), unchanged());
             assert!(!text(&reply(&after)).contains("incomplete"), "all is known again");
@@ -236,11 +304,10 @@ fn a_question_that_fails_leaves_what_was_known_and_says_that_it_is_not_all() {
 #[test]
 fn a_client_that_goes_away_leaves_nothing_behind() {
     settled(|vm, root| {
-        let outcome = answered(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
+        let outcome = asked(vm, root, get("/apis", V2), answer(200, V2, 999).with("etag", "\"newer\""));
         vm.finish(outcome.stream);
         vm.run_for(Duration::from_millis(2));
-        let question = vm.calls().remove(0);
-        vm.respond(question.token, with_custom_resource(&question));
+        answer_all(vm, with_custom_resource);
         assert_eq!(vm.misuse(), Vec::<String>::new());
     });
 }
@@ -249,7 +316,7 @@ fn a_client_that_goes_away_leaves_nothing_behind() {
 fn until_all_have_been_tried_nobody_is_told_half_of_it() {
     configured(SIDECAR, |vm, root| {
         let ask = |vm: &mut Vm, path: &str, accept: &str| {
-            reply(&answered(vm, root, get(path, accept), answer(200, accept, 999)))
+            reply(&asked(vm, root, get(path, accept), answer(200, accept, 999)))
         };
         for (path, accept) in [("/apis", V2), ("/api", V2), ("/apis", "application/json")] {
             let reply = ask(vm, path, accept);
@@ -257,11 +324,13 @@ fn until_all_have_been_tried_nobody_is_told_half_of_it() {
             assert!(text(&reply).contains("\"kind\":\"Status\""), "{path}");
         }
         // One of them is dead.
-        vm.run_for_with(Duration::from_secs(1), |call| {
+        fn with_a_dead_one(call: &HttpCall) -> Answer {
             let is_dead = call.upstream == "cp-1-poll";
-            Some(if is_dead { Answer::local(503, "no healthy upstream") } else { discovery(call) })
-        });
-        let reply = reply(&answered(vm, root, get("/apis", V2), unchanged()));
+            if is_dead { Answer::local(503, "no healthy upstream") } else { discovery(call) }
+        }
+        vm.run_for_with(Duration::from_secs(1), |call| Some(with_a_dead_one(call)));
+        let outcome = asked(vm, root, get("/apis", V2), unchanged());
+        let reply = reply(&settle(vm, outcome, with_a_dead_one));
         assert_eq!(reply.status, 200);
         let body = text(&reply);
         assert!(body.contains("\"incomplete.mixed-version-proxy\"") && body.contains("\"Stale\""), "{body}");
@@ -270,7 +339,7 @@ fn until_all_have_been_tried_nobody_is_told_half_of_it() {
         // And comes to life.
         poll(vm);
         let outcome = answered(vm, root, get("/apis", V2), unchanged());
-        assert!(!text(&reply_on(vm, outcome.stream).unwrap()).contains("incomplete"));
+        assert!(!text(&outcome.local_reply.unwrap()).contains("incomplete"));
     });
 }
 
@@ -341,7 +410,7 @@ fn a_schema_is_had_where_its_hash_comes_from() {
         let looped = request("/openapi/v3/apis/depot.k8s.io/v1").with("x-kubernetes-peer-proxied", "true");
         assert!(vm.request(root, looped, true).filter_state.is_empty(), "one hop and no more");
 
-        let outcome = answered(vm, root, get("/openapi/v3", "application/json"), answer(200, "text/plain", 99));
+        let outcome = asked(vm, root, get("/openapi/v3", "application/json"), answer(200, "text/plain", 99));
         assert_eq!(outcome.response, Progress::Held, "schemas of custom resources change without a trace elsewhere");
         vm.run_for(Duration::from_millis(2));
         let question = vm.calls().remove(0);
@@ -366,7 +435,7 @@ fn a_gateway_asks_one_that_it_knows() {
             let cluster = outcome.filter_state_text("mixed_version_proxy.cluster").map(str::to_owned).unwrap();
             assert_eq!(outcome.request_headers.text("if-none-match"), Some("\"tag\""));
             let outcome = vm.response(outcome.stream, unchanged(), from_cluster(&cluster));
-            assert!(text(&reply(&outcome)).contains("\"crates\""), "{cluster}");
+            assert!(text(&reply(&settle(vm, outcome, discovery))).contains("\"crates\""), "{cluster}");
         }
         vm.run_for_with(Duration::from_secs(60), |_| Some(Answer::Failure));
         let outcome = vm.request(root, get("/apis", V2), true);
@@ -450,11 +519,8 @@ fn what_the_leader_has_merged_for_a_client_is_told_to_all() {
     leader
         .run(move |vm| {
             let changed = answer(200, V2, 999).with("etag", "\"newer\"");
-            let outcome = answered(vm, leading, get("/apis", V2), changed);
-            vm.run_for(Duration::from_millis(2));
-            let question = vm.calls().remove(0);
-            vm.respond(question.token, upgraded(&question));
-            assert!(text(&reply_on(vm, outcome.stream).expect("an answer")).contains("\"planes\""));
+            let outcome = asked(vm, leading, get("/apis", V2), changed);
+            assert!(text(&reply(&settle(vm, outcome, upgraded))).contains("\"planes\""));
         })
         .unwrap();
     let_pass(&host, 1, &workers, upgraded);
@@ -482,7 +548,8 @@ fn an_older_configuration_learns_what_peers_say_while_a_newer_one_leads() {
     for root in [newer, older] {
         let told = worker.run(move |vm| {
             let stream = vm.request(root, get("/apis", V2), true).stream;
-            reply(&vm.response(stream, unchanged(), from_cluster("cp-1")))
+            let outcome = vm.response(stream, unchanged(), from_cluster("cp-1"));
+            reply(&settle(vm, outcome, upgraded))
         });
         assert!(text(&told.unwrap()).contains("\"planes\""));
     }
@@ -534,7 +601,7 @@ fn an_answer_in_another_form_than_the_client_s_never_reaches_it() {
         // Meanwhile it has turned out that the apiserver's own would have been right.
         poll(vm);
         let outcome = vm.response(outcome.stream, answer(200, V2, 99).with("etag", "\"tag\""), from_cluster("cp-0"));
-        let reply = reply(&outcome);
+        let reply = reply(&settle(vm, outcome, discovery));
         assert_eq!((reply.status, reply.headers.text("retry-after")), (503, Some("1")));
     });
 }
@@ -566,10 +633,12 @@ fn a_group_that_was_there_until_a_moment_ago_is_not_missing() {
 
 #[test]
 fn a_custom_resource_that_polls_do_not_tell_of_is_missed() {
-    let refused = |call: &HttpCall| match call.upstream.as_str() {
-        "cp-0-poll" => Answer::new(403, [("content-type", "application/json")], "{}"),
-        _ => discovery(call),
-    };
+    fn refused(call: &HttpCall) -> Answer {
+        match call.upstream.as_str() {
+            "cp-0-poll" => Answer::new(403, [("content-type", "application/json")], "{}"),
+            _ => discovery(call),
+        }
+    }
     let host = Host::new();
     let (leader, follower) = (host.worker(), host.worker());
     let workers = [(&leader, configure(&leader, SIDECAR)), (&follower, configure(&follower, SIDECAR))];
@@ -579,7 +648,10 @@ fn a_custom_resource_that_polls_do_not_tell_of_is_missed() {
     for _ in 0..3 {
         for (worker, root) in workers {
             let changed = answer(200, V2, 999).with("etag", "\"newer\"");
-            let told = worker.run(move |vm| reply(&answered(vm, root, get("/apis", V2), changed)));
+            let told = worker.run(move |vm| {
+                let outcome = asked(vm, root, get("/apis", V2), changed);
+                reply(&settle(vm, outcome, refused))
+            });
             assert!(text(&told.unwrap()).contains("incomplete"));
         }
         let_pass(&host, 6, &workers, refused);
@@ -622,20 +694,21 @@ fn what_a_configuration_that_merges_nothing_has_polled_is_there_for_the_next() {
         poll(vm);
         vm.shutdown(root);
         // It finds another document of cp-1 than the one before.
+        fn another(call: &HttpCall) -> Answer {
+            match (call.upstream.as_str(), call.path()) {
+                ("cp-1-poll", "/apis") => {
+                    Answer::new(200, [("content-type", V2), ("etag", "\"tag\"")], document("depot.k8s.io", "barrels"))
+                }
+                _ => discovery(call),
+            }
+        }
         let disabled =
             vm.configure(SIDECAR.replace("\"local\"", "\"peerAggregatedDiscovery\": \"Disabled\", \"local\""));
-        vm.run_for_with(Duration::from_secs(11), |call| {
-            let is_newer = (call.upstream.as_str(), call.path()) == ("cp-1-poll", "/apis");
-            let newer = || document("depot.k8s.io", "barrels");
-            Some(if is_newer {
-                Answer::new(200, [("content-type", V2), ("etag", "\"tag\"")], newer())
-            } else {
-                discovery(call)
-            })
-        });
+        vm.run_for_with(Duration::from_secs(11), |call| Some(another(call)));
         vm.shutdown(disabled.unwrap());
         let next = vm.configure(SIDECAR).unwrap();
-        let body = text(&reply(&answered(vm, next, get("/apis", V2), unchanged())));
+        let outcome = asked(vm, next, get("/apis", V2), unchanged());
+        let body = text(&reply(&settle(vm, outcome, another)));
         assert!(body.contains("\"barrels\""), "{body}");
         // The type that is gone is missed for a while.
         assert!(body.contains("incomplete.mixed-version-proxy"), "{body}");
