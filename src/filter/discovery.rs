@@ -233,7 +233,8 @@ impl Shared {
             // A peer that was upgraded since its last poll serves more than it has told. One that fails its polls would
             // only cost time: its last document counts.
             let peers = self.view().health_of(half).fresh.without(apiserver.into_iter().collect());
-            pending = peers.iter().filter(|peer| self.ask(*peer, subject, sent.mark)).collect();
+            let answers = |peer: &usize| !self.has_just_told(*peer, half) && self.ask(*peer, subject, sent.mark);
+            pending = peers.iter().filter(answers).collect();
         }
         let mut changed = None;
         if let Some(apiserver) = apiserver {
@@ -248,11 +249,11 @@ impl Shared {
                 pending = pending.union(ApiserverSet::only(apiserver));
             } else if !is_unchanged {
                 self.note_outdated(apiserver, subject);
-            } else if !is_told {
-                self.merge();
             }
         }
         if pending.is_empty() {
+            // There may be news since the last tick.
+            self.merge();
             return self.serve(&request, status);
         }
         self.awaiting.borrow_mut().push(Awaiting { stream, changed, pending, subject, mark: sent.mark, request });

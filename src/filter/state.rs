@@ -12,6 +12,7 @@ use super::host::{self, Counter};
 use super::reply::{Reply, Retry};
 use super::shared::SharedData;
 use crate::config::Config;
+use crate::discovery::document::Half;
 use crate::guard::held::{Held, Released, Waiting};
 use crate::guard::{Asked, Verdict, WhyRefused};
 use crate::metrics;
@@ -351,6 +352,11 @@ impl Shared {
         let peers = self.peers.borrow();
         let (etag, version) = peers.document(apiserver, kind);
         (etag.map(str::to_owned), version)
+    }
+
+    /// See [`Peers::has_just_told`].
+    pub(super) fn has_just_told(&self, apiserver: usize, half: Half) -> bool {
+        self.peers.borrow().has_just_told(apiserver, half, host::monotonic_now())
     }
 
     /// Asks an apiserver for a document; whether an answer will come.

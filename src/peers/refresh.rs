@@ -516,6 +516,12 @@ impl Peers {
         Asking::Awaited
     }
 
+    /// Whether an apiserver has told what it serves so short a time ago that nobody could ask it again yet.
+    pub fn has_just_told(&self, apiserver: usize, half: Half, now: Duration) -> bool {
+        let told = self.apiservers.get(apiserver).and_then(|halves| poll_of(halves, half).told);
+        told.is_some_and(|told| now < told.saturating_add(SPACING))
+    }
+
     /// A request has come, or several: see [`Role::Stray`].
     pub const fn note_request(&mut self, now: Duration) {
         self.requested_at = Some(now);
