@@ -3,6 +3,8 @@
 //!
 //! The tests themselves are in `tests/`, one file for each thing that must hold.
 
+pub mod sender;
+
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};

@@ -1,12 +1,11 @@
 //! Who a client is, on the real Envoy: what its certificate says reaches an apiserver, what it says itself does not.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use e2e::{ControlPlane, GATEWAY, GATEWAY_HEADER, PATIENCE, SIDECAR};
-use lab::{
-    apiserver::{FRONT_PROXY, Request},
-    client::Answer,
-    eventually, fixtures,
+use e2e::{
+    ControlPlane, GATEWAY, GATEWAY_HEADER, PATIENCE, SIDECAR,
+    sender::{forged, identity, is_believed, subject},
 };
+use lab::{apiserver::Request, client::Answer, eventually, fixtures};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -17,19 +16,6 @@ const NEW: &str = "/apis/storagemigration.k8s.io/v1/storageversionmigrations";
 
 const CREDENTIAL_ID: &str = "x-remote-extra-authentication.kubernetes.io%2fcredential-id";
 
-/// Whether the apiserver believes what the request's headers say of its sender.
-fn is_believed(request: &Request) -> bool {
-    request.client_subject.as_ref().is_some_and(|subject| subject.common_name == FRONT_PROXY)
-}
-
-/// Every header that says who somebody is.
-fn identity(request: &Request) -> Vec<(String, String)> {
-    let headers = request.headers.iter().map(|(name, value)| {
-        (String::from_utf8_lossy(name).to_lowercase().replace('_', "-"), String::from_utf8_lossy(value).into_owned())
-    });
-    headers.filter(|(name, _)| name.starts_with("x-remote")).collect()
-}
-
 /// What apiservers have received of clients since it was cleared.
 fn received(plane: &ControlPlane) -> Vec<Request> {
     plane.apiservers.iter().flat_map(|apiserver| apiserver.client_requests()).collect()
@@ -37,13 +23,6 @@ fn received(plane: &ControlPlane) -> Vec<Request> {
 
 fn clear(plane: &ControlPlane) {
     plane.apiservers.iter().for_each(|apiserver| apiserver.clear_requests());
-}
-
-/// A subject of one common name and some organizations, in DER.
-fn subject(note: &str) -> Vec<u8> {
-    let vectors = fixtures::vectors("identity.jsonl").unwrap();
-    let vector = vectors.iter().find(|vector| vector["note"] == note).expect(note);
-    BASE64_STANDARD.decode(vector["subject_der_b64"].as_str().unwrap()).unwrap()
 }
 
 /// What an apiserver should be told; `None`: nothing, the client is anonymous.
@@ -155,22 +134,6 @@ async fn impersonation_passes_as_it_was_sent() {
         assert_eq!(request.header("impersonate-uid").as_deref(), Some("7"), "{path}");
         assert_eq!(request.header("impersonate-extra-dept").as_deref(), Some("café"), "{path}");
     }
-}
-
-/// A header that would make its sender somebody else, written in one of many ways.
-fn forged(random: &mut fastrand::Rng) -> (String, Vec<u8>) {
-    let names = ["x-remote-user", "x-remote-group", "x-remote-uid", "x-remote-extra-scopes", "x-remote-extra-a%2fb"];
-    let name = names[random.usize(..names.len())];
-    let name: String = name
-        .chars()
-        .map(|c| match c {
-            '-' if random.u8(..4) == 0 => '_',
-            c if random.bool() => c.to_ascii_uppercase(),
-            c => c,
-        })
-        .collect();
-    let values: [&[u8]; 6] = [b"root", b"system:masters", b"", b"caf\xc3\xa9", b"a,b", b"  system:admin"];
-    (name, values[random.usize(..values.len())].to_vec())
 }
 
 #[tokio::test]

@@ -226,8 +226,22 @@ impl Request<'_> {
         tokio::time::timeout(timeout, opened).await.with_context(|| format!("no answer within {timeout:?}"))?
     }
 
+    /// Sends it over this connection, which is its own from now on, and reads the answer's head.
+    ///
+    /// # Errors
+    /// No head, or not in time.
+    pub async fn open_on(self, connection: Connection) -> Result<Opened> {
+        let timeout = self.client.timeout;
+        let opened = self.open_untimed_on(connection);
+        tokio::time::timeout(timeout, opened).await.with_context(|| format!("no answer within {timeout:?}"))?
+    }
+
     async fn open_untimed(self) -> Result<Opened> {
-        let mut connection = self.client.connect().await?;
+        let connection = self.client.connect().await?;
+        self.open_untimed_on(connection).await
+    }
+
+    async fn open_untimed_on(self, mut connection: Connection) -> Result<Opened> {
         connection.wire.stream.write_all(&self.bytes()).await?;
         connection.wire.stream.flush().await?;
         let head = read_head(&mut connection.wire).await?;
