@@ -58,6 +58,7 @@ pub struct Builder {
     envoy: fn(EnvoyBuilder) -> EnvoyBuilder,
     prepare: fn(&[StubApiserver]),
     stopped: Vec<usize>,
+    token: Option<&'static str>,
 }
 
 /// Certificates, and where the shipped configurations find them.
@@ -228,6 +229,7 @@ impl ControlPlane {
             envoy: |envoy| envoy,
             prepare: |_| {},
             stopped: Vec::new(),
+            token: None,
         }
     }
 
@@ -417,6 +419,13 @@ impl Builder {
         self
     }
 
+    /// All apiservers know this bearer token, and so ask whoever comes for one; the client shows it.
+    #[must_use]
+    pub fn token(mut self, token: &'static str) -> Self {
+        self.token = Some(token);
+        self
+    }
+
     /// Starts all of it; Envoy is ready, the table need not be.
     ///
     /// # Errors
@@ -425,7 +434,11 @@ impl Builder {
         let pki = Pki::new()?;
         let mut apiservers = Vec::new();
         for (name, version) in ["cp-1", "cp-2", "cp-3"].into_iter().zip(self.versions) {
-            apiservers.push(StubApiserver::builder(name, version).tls(pki.server()?).start().await?);
+            let mut apiserver = StubApiserver::builder(name, version).tls(pki.server()?);
+            if let Some(token) = self.token {
+                apiserver = apiserver.token(token, "dev");
+            }
+            apiservers.push(apiserver.start().await?);
         }
         (self.prepare)(&apiservers);
         for apiserver in self.stopped {
@@ -436,7 +449,10 @@ impl Builder {
         merge(plugin_configuration(config.value_mut()), &self.plugin);
         (self.edit)(config.value_mut());
         let envoy = (self.envoy)(Envoy::builder(config.clone())).start().await?;
-        let client = Client::tls(listener(&envoy).await?, pki.client()?);
+        let mut client = Client::tls(listener(&envoy).await?, pki.client()?);
+        if let Some(token) = self.token {
+            client = client.with_token(token);
+        }
         Ok(ControlPlane { apiservers, envoy, client, config, pki })
     }
 

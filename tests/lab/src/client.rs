@@ -336,7 +336,7 @@ pub struct Http2 {
 }
 
 impl Http2 {
-    /// Whether it can take another request: not closed, and no GOAWAY was seen.
+    /// Whether it is still there. After a GOAWAY it is, as long as streams are open.
     pub fn is_open(&self) -> bool {
         !self.sender.is_closed()
     }

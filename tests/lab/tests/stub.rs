@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use lab::{
     Client, StubApiserver,
     apiserver::{Fault, Gate, HttpVersion, Response, Scope},
@@ -196,6 +196,37 @@ async fn http2_streams_and_resets_too() -> Result<()> {
     let last = stub.requests().pop().unwrap();
     assert_eq!((last.version, last.header("host")), (HttpVersion::Http2, Some(stub.addr().to_string())));
     assert_eq!(stub.connections(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_is_nobody_ends_an_http2_connection_and_no_open_stream() -> Result<()> {
+    let stub = StubApiserver::builder("cp-1", "1.37.2").token("t", "dev").start().await?;
+    let client = Client::plain(stub.addr());
+    let known = client.clone().with_token("t");
+    for (what, stranger, path, status, ends) in [
+        ("a known token", known.clone(), "/api/v1/pods", 200, false),
+        ("an unknown token", client.clone().with_token("x"), "/api/v1/pods", 401, true),
+        ("no token", client.clone(), "/api/v1/pods", 403, true),
+        ("no token, for what is public", client.clone(), "/version", 200, true),
+    ] {
+        let http2 = client.http2().await?;
+        let mut watch = known.get("/api/v1/pods?watch=true").open_over(&http2).await?;
+        assert_eq!(stranger.get(path).send_over(&http2).await?.status, status, "{what}");
+        let next = async || known.get("/api/v1/pods").send_over(&http2).await.is_err();
+        if ends {
+            eventually(SOON, "a connection that takes no other request", next).await.context(what)?;
+        } else {
+            assert!(!next().await, "{what}: a request that comes afterwards");
+        }
+        stub.push_event(&json!({"type": "BOOKMARK"}));
+        assert!(watch.next_chunk().await?.is_some(), "{what}: the stream that was open");
+        stub.end_watches();
+        // HTTP/1.1 carries one request at a time: nobody else is concerned.
+        let mut connection = client.connect().await?;
+        assert_eq!(stranger.get(path).send_on(&mut connection).await?.status, status, "{what}");
+        assert_eq!(known.get("/api/v1/pods").send_on(&mut connection).await?.status, 200, "{what}");
+    }
     Ok(())
 }
 

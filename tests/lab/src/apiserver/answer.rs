@@ -36,9 +36,14 @@ pub const BIG_LIST: &str = "lab-bytes=";
 pub(crate) fn answer(name: &str, state: &mut State, request: &Request) -> Response {
     let target = request.target();
     let route = route::route(&target);
-    let response = authorized(state, request, &route)
+    let user = auth::user(request, state.tokens.as_ref());
+    let ends_connection = auth::ends_connection(request, user.as_deref(), state.tokens.as_ref());
+    let response = authorized(state, request, &route, user)
         .map_or_else(|refused| refused, |user| routed(name, state, request, &target, route, &user));
     let mut response = response.header("X-Served-By", name);
+    if ends_connection {
+        response = response.header("Connection", "close");
+    }
     if state.starting {
         for (name, value) in &mut response.headers {
             if name.starts_with("X-Kubernetes-Pf-") {
@@ -50,8 +55,7 @@ pub(crate) fn answer(name: &str, state: &mut State, request: &Request) -> Respon
 }
 
 /// The user, or the refusal.
-fn authorized(state: &State, request: &Request, route: &Route) -> Result<String, Response> {
-    let user = auth::user(request, state.tokens.as_ref());
+fn authorized(state: &State, request: &Request, route: &Route, user: Option<String>) -> Result<String, Response> {
     let user = user.ok_or_else(|| Status::unauthorized().response(request))?;
     let public = matches!(route, Route::Health | Route::Version | Route::Malformed);
     let anonymous = state.tokens.is_some() && user == auth::ANONYMOUS && !public;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
-    message::{Request, Response},
+    message::{HttpVersion, Request, Response},
     route::{Resource, Route},
     status::{Details, Status, qualified},
 };
@@ -30,6 +30,12 @@ pub(crate) fn user(request: &Request, tokens: Option<&HashMap<String, String>>) 
         (Some(token), Some(tokens)) => tokens.get(&token).cloned(),
         _ => Some(ANONYMOUS.to_owned()),
     }
+}
+
+/// Whether the connection ends with the answer: on HTTP/2, for whoever is not authenticated, whatever the answer
+/// (k8s.io/apiserver: `UnauthenticatedHTTP2DOSMitigation`). Without known tokens nobody has to authenticate.
+pub(crate) fn ends_connection(request: &Request, user: Option<&str>, tokens: Option<&HashMap<String, String>>) -> bool {
+    request.version == HttpVersion::Http2 && tokens.is_some() && user.is_none_or(|user| user == ANONYMOUS)
 }
 
 /// The answer to a user without rights.

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
     time::Instant,
@@ -16,7 +16,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::{
     Peer, Shared,
@@ -27,16 +27,25 @@ use crate::{socket::Socket, wire::Wire};
 
 pub(crate) async fn serve(shared: Arc<Shared>, wire: Wire<Socket>, peer: Peer) {
     let peer = Arc::new(peer);
-    let service = service_fn(move |request| serve_one(shared.clone(), peer.clone(), request));
+    let goodbye = Arc::new(Notify::new());
+    let say_goodbye = goodbye.clone();
+    let service = service_fn(move |request| serve_one(shared.clone(), peer.clone(), say_goodbye.clone(), request));
     let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-    // An error here is the client's end of the connection.
-    let _ = connection.serve_connection(TokioIo::new(wire), service).await;
+    let mut connection = pin!(connection.serve_connection(TokioIo::new(wire), service));
+    loop {
+        tokio::select! {
+            // An error here is the client's end of the connection.
+            _ = connection.as_mut() => return,
+            () = goodbye.notified() => connection.as_mut().graceful_shutdown(),
+        }
+    }
 }
 
 /// An error resets the stream.
 async fn serve_one(
     shared: Arc<Shared>,
     peer: Arc<Peer>,
+    goodbye: Arc<Notify>,
     incoming: http::Request<Incoming>,
 ) -> io::Result<http::Response<Outgoing>> {
     let (parts, mut body) = incoming.into_parts();
@@ -74,6 +83,10 @@ async fn serve_one(
     request.body = kept.freeze();
     shared.note_body(&request);
     let response = shared.answer(&request).await.ok_or(io::ErrorKind::ConnectionReset)?;
+    // To Go's server this header means GOAWAY: no new streams, and those that are open go on.
+    if response.headers.iter().any(|(name, value)| name.eq_ignore_ascii_case("connection") && value == b"close") {
+        goodbye.notify_one();
+    }
     outgoing(response)
 }
 

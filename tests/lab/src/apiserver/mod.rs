@@ -105,7 +105,7 @@ impl Builder {
     }
 
     /// Knows this bearer token. Once one is known, unknown ones get 401, and who shows neither token nor certificate
-    /// gets 403 (but for `/version` and health).
+    /// gets 403 (but for `/version` and health); over HTTP/2 either of them also gets a GOAWAY.
     pub fn token(mut self, token: &str, user: &str) -> Self {
         self.tokens.get_or_insert_default().insert(token.to_owned(), user.to_owned());
         self
