@@ -441,3 +441,27 @@ async fn another_configuration_is_followed_and_the_same_one_leaves_no_gap() {
         assert_eq!((answer.status, &answer.body), (200, &plane.apiservers[1].apis_text()), "{round}");
     }
 }
+
+#[tokio::test]
+async fn a_peer_that_was_upgraded_since_its_last_poll_is_listed_as_it_is() {
+    const ADDED: &str = "hangar.k8s.io";
+    for file in [SIDECAR, GATEWAY, GATEWAY_HEADER] {
+        let hourly = json!({"discovery": {"refreshInterval": "1h"}});
+        let plane = ControlPlane::builder(file).plugin(&hourly).settled().await.unwrap();
+        plane.discovered_as(1).await.unwrap();
+        let peer = &plane.apiservers[2];
+        let added = json!({"metadata": {"name": ADDED}, "versions": [{"version": "v1", "freshness": "Current",
+            "resources": [{"resource": "planes", "responseKind": {"group": "", "version": "", "kind": "Plane"},
+                "scope": "Cluster", "singularResource": "plane", "verbs": ["get", "list"]}]}]});
+        peer.edit_apis(move |apis| apis["items"].as_array_mut().unwrap().push(added));
+        // Nobody asks it again within 100 ms.
+        plane.discovered(ADDED, |answer| answer.text().contains(ADDED)).await.unwrap();
+        assert_eq!(plane.get(&format!("/apis/{ADDED}/v1/planes")).await.unwrap().status, 200, "{file}");
+        peer.set_version("1.36.3").unwrap();
+        plane.discovered("what has vanished", |answer| answer.text().contains(INCOMPLETE)).await.unwrap();
+        // One that has died tells nothing more: its last word counts.
+        peer.stop().await;
+        let answer = plane.aggregated("/apis").await.unwrap();
+        assert_eq!(answer.status, 200, "{file}");
+    }
+}
