@@ -517,7 +517,7 @@ impl Peers {
     }
 
     /// Whether an apiserver has told what it serves so short a time ago that it serves that still, for none is replaced
-    /// within [`SPACING`]. Shared by those that read discovery one request after the other.
+    /// within a tenth of a second. Shared by those that read discovery one request after the other.
     pub fn has_just_told(&self, apiserver: usize, half: Half, now: Duration) -> bool {
         let told = self.apiservers.get(apiserver).and_then(|halves| poll_of(halves, half).told);
         told.is_some_and(|told| now < told.saturating_add(SPACING))
