@@ -57,6 +57,10 @@ impl Told {
     }
 }
 
+/// How long clients wait for an apiserver that fails its polls: one that is back answers sooner, and one that hangs must not
+/// cost each of them the whole timeout.
+const PATIENCE_WITH_FAILING: Duration = Duration::from_secs(1);
+
 /// A request for discovery whose answer is to be replaced.
 pub(super) struct Request {
     what: What,
@@ -79,6 +83,9 @@ pub(super) struct Awaiting {
     changed: Option<usize>,
     /// Who is still to tell.
     pending: ApiserverSet,
+    /// Those of them that fail their polls, and until when they are waited for.
+    failing: ApiserverSet,
+    failing_until: Duration,
     subject: Subject,
     /// A question with a higher number was sent after the request.
     mark: u64,
@@ -228,13 +235,15 @@ impl Shared {
             Asked::AnyOne | Asked::Stranger => None,
         };
         let subject = Subject::from(kind);
-        let mut pending = ApiserverSet::EMPTY;
+        let (mut pending, mut failing) = (ApiserverSet::EMPTY, ApiserverSet::EMPTY);
         if let What::Root(half, _) = request.what {
-            // A peer that was upgraded since its last poll serves more than it has told. One that fails its polls would
-            // only cost time: its last document counts.
-            let peers = self.view().health_of(half).fresh.without(apiserver.into_iter().collect());
-            let answers = |peer: &usize| !self.has_just_told(*peer, half) && self.ask(*peer, subject, sent.mark);
-            pending = peers.iter().filter(answers).collect();
+            // A peer that was upgraded since its last poll serves more than it has told, one that failed it too. Of one
+            // that has never told anything the mark says enough.
+            let health = self.view().health_of(half);
+            let peers = health.known.without(apiserver.into_iter().collect());
+            let will_tell = |peer: &usize| !self.was_just_asked(*peer, half) && self.insist(*peer, subject, sent.mark);
+            pending = peers.iter().filter(will_tell).collect();
+            failing = pending.without(health.fresh);
         }
         let mut changed = None;
         if let Some(apiserver) = apiserver {
@@ -256,8 +265,27 @@ impl Shared {
             self.merge();
             return self.serve(&request, status);
         }
-        self.awaiting.borrow_mut().push(Awaiting { stream, changed, pending, subject, mark: sent.mark, request });
+        let failing_until = host::monotonic_now().saturating_add(PATIENCE_WITH_FAILING);
+        let mark = sent.mark;
+        let awaiting = Awaiting { stream, changed, pending, failing, failing_until, subject, mark, request };
+        self.awaiting.borrow_mut().push(awaiting);
         Fate::Held(sent.effect())
+    }
+
+    /// Serves those that have waited long enough for apiservers that fail their polls.
+    pub(super) fn lose_patience(&self) {
+        if self.awaiting.borrow().is_empty() {
+            return;
+        }
+        let now = host::monotonic_now();
+        let mut is_over = |awaiting: &mut Awaiting| {
+            if awaiting.failing_until <= now {
+                awaiting.pending = awaiting.pending.without(awaiting.failing);
+            }
+            awaiting.pending.is_empty()
+        };
+        let over: Vec<_> = self.awaiting.borrow_mut().extract_if(.., &mut is_over).collect();
+        over.into_iter().for_each(|awaiting| self.serve_held(&awaiting));
     }
 
     /// An apiserver has told what it serves, or has failed to: those that waited for it are answered.
@@ -280,13 +308,15 @@ impl Shared {
             Word::Failed if is_changed => self.note_outdated(id.apiserver, id.subject),
             Word::Good | Word::Failed => {}
         }
-        for Awaiting { stream, request, .. } in over {
-            self.on_stream(stream, || match self.serve(&request, 200) {
-                Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
-                Fate::Passes => host::log_failure("letting an answer go", host::continue_response()),
-                Fate::Answered | Fate::Held(_) => {}
-            });
-        }
+        over.into_iter().for_each(|awaiting| self.serve_held(&awaiting));
+    }
+
+    fn serve_held(&self, awaiting: &Awaiting) {
+        self.on_stream(awaiting.stream, || match self.serve(&awaiting.request, 200) {
+            Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
+            Fate::Passes => host::log_failure("letting an answer go", host::continue_response()),
+            Fate::Answered | Fate::Held(_) => {}
+        });
     }
 
     /// Answers with the document of the whole cluster in the place of an apiserver's answer.

@@ -81,6 +81,7 @@ impl RootContext for Root {
 impl Configured {
     fn tick(&mut self) {
         self.shared.stand();
+        self.shared.lose_patience();
         for id in self.shared.lost() {
             self.calls.retain(|_, awaited| *awaited != id);
             self.take(id, Answer::Failed(PollError::Lost));

@@ -354,14 +354,24 @@ impl Shared {
         (etag.map(str::to_owned), version)
     }
 
-    /// See [`Peers::has_just_told`].
-    pub(super) fn has_just_told(&self, apiserver: usize, half: Half) -> bool {
-        self.peers.borrow().has_just_told(apiserver, half, host::monotonic_now())
+    /// See [`Peers::was_just_asked`].
+    pub(super) fn was_just_asked(&self, apiserver: usize, half: Half) -> bool {
+        self.peers.borrow().was_just_asked(apiserver, half, host::monotonic_now())
     }
 
     /// Asks an apiserver for a document; whether an answer will come.
     pub(super) fn ask(&self, apiserver: usize, subject: Subject, mark: u64) -> bool {
         let asking = self.peers.borrow_mut().ask(apiserver, subject, mark, host::monotonic_now());
+        self.is_awaited(asking)
+    }
+
+    /// The same, even of one that fails its polls.
+    pub(super) fn insist(&self, apiserver: usize, subject: Subject, mark: u64) -> bool {
+        let asking = self.peers.borrow_mut().insist(apiserver, subject, mark, host::monotonic_now());
+        self.is_awaited(asking)
+    }
+
+    fn is_awaited(&self, asking: Asking) -> bool {
         if asking == Asking::Awaited {
             self.call_root();
         }

@@ -119,6 +119,8 @@ struct Poll {
     lacks_body: bool,
     /// The apiserver serves another document than the one that counts, and a question about it has failed.
     is_outdated: bool,
+    /// Until when the apiserver has asked to be left in peace (`Retry-After`).
+    in_peace_until: Duration,
     /// To be sent as soon as spacing allows.
     is_wanted: bool,
     in_flight: Option<InFlight>,
@@ -484,6 +486,7 @@ impl Peers {
         let was_fresh = std::mem::replace(&mut poll.is_fresh, taken.is_ok());
         poll.is_known |= taken.is_ok();
         poll.failures = if taken.is_ok() { 0 } else { poll.failures.saturating_add(1) };
+        poll.in_peace_until = retry_after.map_or(Duration::ZERO, |wait| now.saturating_add(wait));
         let since = if taken.is_ok() { poll.sent_at.unwrap_or(now) } else { now };
         poll.next_due = since.saturating_add(backoff::wait(interval, poll.failures, retry_after, random));
         let is_another_health = is_discovery && was_fresh != poll.is_fresh;
@@ -507,20 +510,30 @@ impl Peers {
     /// Wants to know what an apiserver serves, asked after the question number `mark`. An answer to such a question comes
     /// by [`Self::answered`], good or not, unless the apiserver is being left in peace.
     pub fn ask(&mut self, apiserver: usize, subject: Subject, mark: u64, now: Duration) -> Asking {
+        let is_backing_off = |poll: &mut Poll| poll.in_flight.is_none() && poll.failures > 0 && now < poll.next_due;
+        if self.poll_mut(apiserver, subject).is_none_or(is_backing_off) {
+            return Asking::BackingOff;
+        }
+        self.insist(apiserver, subject, mark, now)
+    }
+
+    /// The same, but an apiserver that fails its polls is left in peace only if it has asked for that (`Retry-After`): it
+    /// may be back.
+    pub fn insist(&mut self, apiserver: usize, subject: Subject, mark: u64, now: Duration) -> Asking {
         let Some(poll) = self.poll_mut(apiserver, subject) else { return Asking::BackingOff };
         match poll.in_flight {
             Some(in_flight) if in_flight.id.number > mark => {}
-            None if poll.failures > 0 && now < poll.next_due => return Asking::BackingOff,
+            None if now < poll.in_peace_until => return Asking::BackingOff,
             _ => poll.is_wanted = true,
         }
         Asking::Awaited
     }
 
-    /// Whether an apiserver has told what it serves so short a time ago that it serves that still, for none is replaced
-    /// within a tenth of a second. Shared by those that read discovery one request after the other.
-    pub fn has_just_told(&self, apiserver: usize, half: Half, now: Duration) -> bool {
-        let told = self.apiservers.get(apiserver).and_then(|halves| poll_of(halves, half).told);
-        told.is_some_and(|told| now < told.saturating_add(SPACING))
+    /// Whether an apiserver was asked so short a time ago that it says the same still, for none is replaced within a tenth
+    /// of a second. Shared by those that read discovery one request after the other.
+    pub fn was_just_asked(&self, apiserver: usize, half: Half, now: Duration) -> bool {
+        let heard = self.apiservers.get(apiserver).and_then(|halves| poll_of(halves, half).heard);
+        heard.is_some_and(|heard| now < heard.saturating_add(SPACING))
     }
 
     /// A request has come, or several: see [`Role::Stray`].

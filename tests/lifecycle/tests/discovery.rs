@@ -236,45 +236,65 @@ fn who_has_just_made_a_type_finds_it() {
     });
 }
 
+/// What the apiservers say once `cp-2` has been upgraded.
+fn with_upgraded_peer(call: &HttpCall) -> Answer {
+    match (call.path(), call.upstream.as_str()) {
+        ("/apis", "cp-2-poll") => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
+        _ => discovery(call),
+    }
+}
+
 #[test]
 fn what_a_peer_has_served_since_an_instant_is_listed() {
-    fn upgraded_peer(call: &HttpCall) -> Answer {
-        match (call.path(), call.upstream.as_str()) {
-            ("/apis", "cp-2-poll") => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
-            _ => discovery(call),
-        }
-    }
     for accept in [V2, "application/json"] {
         settled(move |vm, root| {
             let outcome = asked(vm, root, get("/apis", accept), unchanged());
             assert_eq!(outcome.response, Progress::Held, "somebody may take what is missing for gone");
-            let body = text(&reply(&settle(vm, outcome, upgraded_peer)));
+            let body = text(&reply(&settle(vm, outcome, with_upgraded_peer)));
             assert!(body.contains("\"hangar.k8s.io\""), "{accept}: {body}");
         });
     }
 }
 
+/// What comes of the calls while `cp-2` says nothing.
+fn all_but_cp_2(call: &HttpCall) -> Option<Answer> {
+    (call.upstream != "cp-2-poll").then(|| discovery(call))
+}
+
 #[test]
-fn a_peer_that_does_not_answer_delays_clients_once() {
+fn a_peer_that_fails_its_polls_is_waited_for_a_second() {
     settled(|vm, root| {
-        let dead = |call: &HttpCall| match call.upstream.as_str() {
-            "cp-2-poll" => Answer::Failure,
-            _ => discovery(call),
-        };
+        // It is being replaced.
+        vm.run_for_with(Duration::from_secs(6), |call| all_but_cp_2(call).or(Some(Answer::Failure)));
+        vm.run_for_with(Duration::from_millis(101), all_but_cp_2);
         let outcome = asked(vm, root, get("/apis", V2), unchanged());
-        vm.run_for(Duration::from_millis(2));
-        for call in vm.calls().iter().filter(|call| call.upstream != "cp-2-poll") {
-            vm.respond(call.token, discovery(call));
+        vm.run_for_with(Duration::from_millis(900), all_but_cp_2);
+        assert_eq!(reply_on(vm, outcome.stream), None, "it may be back");
+        vm.run_for_with(Duration::from_millis(200), all_but_cp_2);
+        let last_known = text(&reply_on(vm, outcome.stream).expect("an answer"));
+        assert!(last_known.contains("\"crates\"") && !last_known.contains("incomplete"), "its last word counts");
+        answer_all(vm, |_| Answer::Failure);
+
+        vm.run_for_with(Duration::from_millis(200), all_but_cp_2);
+        let outcome = asked(vm, root, get("/apis", V2), unchanged());
+        let body = text(&reply(&settle(vm, outcome, with_upgraded_peer)));
+        assert!(body.contains("\"hangar.k8s.io\""), "it is back: {body}");
+    });
+}
+
+#[test]
+fn a_peer_that_has_asked_for_peace_is_left_in_it() {
+    settled(|vm, root| {
+        fn busy(call: &HttpCall) -> Answer {
+            let refusal = || Answer::new(429, [("retry-after", "20")], "");
+            if call.upstream == "cp-2-poll" { refusal() } else { discovery(call) }
         }
-        assert_eq!(reply_on(vm, outcome.stream), None, "cp-2 may answer yet");
-        answer_all(vm, dead);
-        let first = reply_on(vm, outcome.stream).expect("an answer");
-        assert!(text(&first).contains("\"crates\"") && !text(&first).contains("incomplete"), "its last word counts");
-        let next = asked(vm, root, get("/apis", V2), unchanged());
+        vm.run_for_with(Duration::from_secs(6), |call| Some(busy(call)));
+        let outcome = asked(vm, root, get("/apis", V2), unchanged());
         vm.run_for(Duration::from_millis(101));
-        assert_eq!(vm.calls().iter().filter(|call| call.upstream == "cp-2-poll").count(), 0);
-        answer_all(vm, dead);
-        assert_eq!(reply_on(vm, next.stream).expect("an answer").body, first.body);
+        assert!(vm.calls().iter().all(|call| call.upstream != "cp-2-poll"), "{:?}", vm.calls());
+        answer_all(vm, busy);
+        assert!(text(&reply_on(vm, outcome.stream).expect("an answer")).contains("\"crates\""));
     });
 }
 
@@ -438,6 +458,7 @@ fn a_gateway_asks_one_that_it_knows() {
         assert!(outcome.filter_state.is_empty(), "nobody answers polls: the balancer may know better");
         assert_eq!(outcome.request_headers.get("if-none-match"), None);
         let outcome = vm.response(outcome.stream, answer(200, V2, 99), from_cluster("apiservers"));
+        let outcome = settle(vm, outcome, |_| Answer::Failure);
         assert!(text(&reply(&outcome)).contains("\"crates\""), "the last good documents count");
     });
 }
