@@ -83,9 +83,8 @@ pub(super) struct Awaiting {
     changed: Option<usize>,
     /// Who is still to tell.
     pending: ApiserverSet,
-    /// Those of them that fail their polls, and until when they are waited for.
-    failing: ApiserverSet,
-    failing_until: Duration,
+    /// Until when those of them are waited for that fail their polls.
+    patient_until: Duration,
     subject: Subject,
     /// A question with a higher number was sent after the request.
     mark: u64,
@@ -235,15 +234,13 @@ impl Shared {
             Asked::AnyOne | Asked::Stranger => None,
         };
         let subject = Subject::from(kind);
-        let (mut pending, mut failing) = (ApiserverSet::EMPTY, ApiserverSet::EMPTY);
+        let mut pending = ApiserverSet::EMPTY;
         if let What::Root(half, _) = request.what {
             // A peer that was upgraded since its last poll serves more than it has told, one that failed it too. Of one
             // that has never told anything the mark says enough.
-            let health = self.view().health_of(half);
-            let peers = health.known.without(apiserver.into_iter().collect());
+            let peers = self.view().health_of(half).known.without(apiserver.into_iter().collect());
             let will_tell = |peer: &usize| !self.was_just_asked(*peer, half) && self.insist(*peer, subject, sent.mark);
             pending = peers.iter().filter(will_tell).collect();
-            failing = pending.without(health.fresh);
         }
         let mut changed = None;
         if let Some(apiserver) = apiserver {
@@ -265,9 +262,8 @@ impl Shared {
             self.merge();
             return self.serve(&request, status);
         }
-        let failing_until = host::monotonic_now().saturating_add(PATIENCE_WITH_FAILING);
-        let mark = sent.mark;
-        let awaiting = Awaiting { stream, changed, pending, failing, failing_until, subject, mark, request };
+        let patient_until = host::monotonic_now().saturating_add(PATIENCE_WITH_FAILING);
+        let awaiting = Awaiting { stream, changed, pending, patient_until, subject, mark: sent.mark, request };
         self.awaiting.borrow_mut().push(awaiting);
         Fate::Held(sent.effect())
     }
@@ -277,10 +273,11 @@ impl Shared {
         if self.awaiting.borrow().is_empty() {
             return;
         }
-        let now = host::monotonic_now();
+        let (now, view) = (host::monotonic_now(), self.view());
         let mut is_over = |awaiting: &mut Awaiting| {
-            if awaiting.failing_until <= now {
-                awaiting.pending = awaiting.pending.without(awaiting.failing);
+            if let (Subject::Half(half), true) = (awaiting.subject, awaiting.patient_until <= now) {
+                let awaited = view.health_of(half).fresh.union(awaiting.changed.into_iter().collect());
+                awaiting.pending = awaiting.pending.intersection(awaited);
             }
             awaiting.pending.is_empty()
         };

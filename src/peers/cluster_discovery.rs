@@ -10,7 +10,7 @@ use sha2::{Digest, Sha512};
 use crate::discovery::document::Half;
 use crate::discovery::json::ShapeError;
 use crate::discovery::legacy;
-use crate::discovery::merge::{self, Group, Merged};
+use crate::discovery::merge::{self, Group, INCOMPLETE_GROUP, Merged};
 use crate::discovery::open_api::{self, MergedRoot, Root};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::Exclusions;
@@ -117,8 +117,10 @@ pub struct Unreadable;
 /// [`ShapeError`]: a document cannot be merged.
 pub fn make(sources: &Sources<'_>) -> Result<Vec<u8>, ShapeError> {
     let [core, groups] = [Half::Core, Half::Groups].map(|half| HalfSources::of(half, sources));
-    let (merged_core, merged_groups) = (core.merge(sources)?, groups.merge(sources)?);
+    let (mut merged_core, merged_groups) = (core.merge(sources)?, groups.merge(sources)?);
     let (core_text, core_etag) = core.aggregated(&merged_core, sources);
+    // In legacy form the core group has no place for the mark.
+    merged_core.groups.retain(|group| group.name != INCOMPLETE_GROUP);
     let (groups_text, groups_etag) = groups.aggregated(&merged_groups, sources);
     let mut replaced = Replaced::default();
     let core_versions = replaced.compare(&merged_core, &core)?.then(|| legacy::versions(&merged_core.groups));
@@ -245,8 +247,8 @@ impl<'s> HalfSources<'s> {
             documents: &self.texts,
             local: self.local,
             is_local_matter: &|group, version| sources.exclusions.contain(group.as_bytes(), version.as_bytes()),
-            // One mark is enough, and the core group's document holds no other groups.
-            is_incomplete: sources.is_incomplete && self.half == Half::Groups,
+            // Both halves say so: they are read one after the other, and all may be known again in between.
+            is_incomplete: sources.is_incomplete,
         })
     }
 
@@ -521,8 +523,10 @@ mod tests {
     fn what_is_incomplete_says_so_in_every_form() {
         let bytes = made(vec![known("cp-1", OLD)], Some(0), true);
         let discovery = ClusterDiscovery::from_bytes(&bytes).unwrap();
-        assert!(discovery.aggregated(Half::Groups).text.contains(INCOMPLETE_GROUP));
-        assert!(!discovery.aggregated(Half::Core).text.contains(INCOMPLETE_GROUP), "once is enough");
+        for half in Half::ALL {
+            assert!(discovery.aggregated(half).text.contains(INCOMPLETE_GROUP), "{half:?} may be read on its own");
+        }
+        assert_eq!(discovery.legacy(Half::Core), None, "there is no place for it");
         assert!(discovery.legacy(Half::Groups).unwrap().contains(INCOMPLETE_GROUP));
         assert!(discovery.group(INCOMPLETE_GROUP).is_some());
         assert_eq!(discovery.group_version(INCOMPLETE_GROUP, "v1"), Some(""), "nobody can tell");

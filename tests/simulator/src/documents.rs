@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use mixed_version_proxy::discovery::merge::INCOMPLETE_GROUP;
 use serde_json::{Value, json};
 
-use crate::catalogue::{TYPES, TypeId};
+use crate::catalogue::{Kind, TYPES, TypeId};
 use crate::world::Stale;
 
 /// A document with its entity tag.
@@ -73,6 +74,77 @@ pub fn api_services(types: &BTreeSet<TypeId>) -> Document {
     tagged(&json!({
         "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": items
     }))
+}
+
+/// The root of OpenAPI v3: a schema for each group-version.
+pub fn open_api(types: &BTreeSet<TypeId>) -> Document {
+    let key = |kind: &Kind| match kind.group {
+        "" => format!("api/{}", kind.version),
+        group => format!("apis/{group}/{}", kind.version),
+    };
+    let keys = types.iter().map(|id| key(&TYPES[*id]));
+    let url = |key: &str| json!({"serverRelativeURL": format!("/openapi/v3/{key}?hash=1")});
+    let paths: BTreeMap<String, Value> = keys.map(|key| (key.clone(), url(&key))).collect();
+    tagged(&json!({"paths": paths}))
+}
+
+/// What a merged discovery document lists.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// Types, but for unknown names.
+    pub types: BTreeSet<TypeId>,
+    /// Of each resource that a group has in several versions, that in the first: what Kubernetes' controllers ask for.
+    pub preferred: BTreeSet<TypeId>,
+    /// Group-versions that are called stale.
+    pub stale: BTreeSet<(String, String)>,
+}
+
+impl Listed {
+    /// What one apiserver's document lists that has these types.
+    pub fn of(types: &BTreeSet<TypeId>) -> Self {
+        let mut sorted: Vec<TypeId> = types.iter().copied().filter(|id| TYPES[*id].subresource.is_empty()).collect();
+        sorted.sort_by_key(|id| (TYPES[*id].group, TYPES[*id].version));
+        let mut resources = BTreeSet::new();
+        let is_first = |id: &TypeId| resources.insert((TYPES[*id].group, TYPES[*id].resource));
+        Self { types: types.clone(), preferred: sorted.into_iter().filter(is_first).collect(), stale: BTreeSet::new() }
+    }
+
+    /// Whether the document says that it may not be all.
+    pub fn is_incomplete(&self) -> bool {
+        self.stale.iter().any(|(group, _)| group == INCOMPLETE_GROUP)
+    }
+}
+
+/// Reads a discovery document as a client does.
+pub fn read(document: &str) -> Listed {
+    let document: Value = serde_json::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut listed = Listed::default();
+    for group in array(&document["items"]) {
+        let name = text(&group["metadata"]["name"]);
+        let mut of_group = BTreeSet::new();
+        for version in array(&group["versions"]) {
+            let number = text(&version["version"]);
+            if version["freshness"] == "Stale" {
+                listed.stale.insert((name.clone(), number.clone()));
+            }
+            for resource in array(&version["resources"]) {
+                let plural = text(&resource["resource"]);
+                let is = |kind: &Kind| (kind.group, kind.version, kind.resource) == (&*name, &*number, &*plural);
+                let subresources = array(&resource["subresources"]).into_iter();
+                let subresources = [String::new()].into_iter().chain(subresources.map(|sub| text(&sub["subresource"])));
+                for subresource in subresources {
+                    let kind = TYPES.iter().position(|kind| is(kind) && kind.subresource == subresource);
+                    listed.types.extend(kind);
+                    if subresource.is_empty() && of_group.insert(plural.clone()) {
+                        listed.preferred.extend(kind);
+                    }
+                }
+            }
+        }
+    }
+    listed
 }
 
 /// A document that says almost nothing: how a planted fault makes the filter forget an apiserver.

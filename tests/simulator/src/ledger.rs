@@ -21,6 +21,8 @@ struct Told {
     published_at: Option<Duration>,
     /// What it lists, and what the root may have known before of a group-version that it calls stale.
     says: Rc<BTreeSet<TypeId>>,
+    /// The group-version that it calls stale.
+    stale: Option<Stale>,
 }
 
 /// The ledger of one Envoy process. All times are the world's, but for what is named *on the Envoy's clock*.
@@ -33,6 +35,8 @@ pub struct Ledger {
     listed: BTreeMap<(String, TypeId), (Duration, Duration)>,
     /// The same, not yet published, by root.
     unpublished: BTreeMap<u64, Vec<(String, TypeId, Duration)>>,
+    /// Until when an apiserver need not be asked again for a document that it has not told.
+    failed: BTreeMap<(String, Polled), Duration>,
 }
 
 /// APIServices are the same everywhere, whoever tells of them.
@@ -65,7 +69,7 @@ impl Ledger {
         if let Some(newest) = seen_by_all.map(|told| told.asked_at).max() {
             history.retain(|told| told.asked_at >= newest);
         }
-        history.push(Told { asked_at, root, published_at: None, says });
+        history.push(Told { asked_at, root, published_at: None, says, stale });
         if leads && document != Polled::ApiServices {
             let listed = lists.iter().filter(|kind| polled(**kind) == document);
             let listed = listed.map(|kind| (cluster.to_owned(), *kind, on_its_clock));
@@ -81,6 +85,16 @@ impl Ledger {
         for (cluster, kind, on_its_clock) in self.unpublished.remove(&root).unwrap_or_default() {
             self.listed.insert((cluster, kind), (on_its_clock, now));
         }
+    }
+
+    /// A question has brought nothing, and need not be asked again for a while.
+    pub fn failed(&mut self, cluster: &str, document: Polled, in_peace_until: Duration) {
+        self.failed.insert((cluster.to_owned(), document), in_peace_until);
+    }
+
+    /// Whether a question of this moment, or a later one, has brought nothing; or need not have been sent.
+    pub fn has_failed_since(&self, cluster: &str, document: Polled, moment: Duration) -> bool {
+        self.failed.get(&(cluster.to_owned(), document)).is_some_and(|until| *until >= moment)
     }
 
     /// Nothing is polled through this cluster any more: what was learned through it is not remembered.
@@ -105,6 +119,12 @@ impl Ledger {
         let mut may_be_known =
             newest.into_iter().chain(told.filter(|told| told.published_at.is_some() && !is_older(told)));
         may_be_known.any(|told| told.says.contains(&kind))
+    }
+
+    /// Whether a document that may count calls the type's group-version stale.
+    pub fn may_be_stale(&self, cluster: &str, kind: TypeId) -> bool {
+        let mut told = self.told.get(&(cluster.to_owned(), polled(kind))).into_iter().flatten();
+        told.any(|told| told.stale.is_some_and(|stale| stale.concerns(kind)))
     }
 
     /// Whether the newest list of APIServices that a root can know has the custom resource's group-version.

@@ -1,6 +1,4 @@
 //! Behaviours of upstream's own mixed version proxy, planted to show that the simulator sees their harm.
-//!
-//! One more is not here, two Envoys that are one poll apart: it harms through merged discovery, which is not simulated.
 
 /// What is done wrong on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +7,7 @@ pub enum Plant {
     DropOnFailedPoll,
     /// So does the poll that fails because the apiserver was told to stop: every upgrade.
     ForgetCleanlyStopped,
-    /// As long as one apiserver has not told what it serves, 404s pass.
+    /// As long as one apiserver has not told what it serves, 404s pass, and an apiserver's own discovery.
     PassWhileUnsynced,
     /// A subresource counts as served where its resource is.
     IgnoreSubresources,
@@ -19,10 +17,16 @@ pub enum Plant {
     RetryAlways,
     /// All 404s pass.
     NoGuard,
+    /// Nobody is asked about a 404, so that two Envoys which poll at different times know different things.
+    NotFoundFromLastPoll,
+    /// Nobody is asked before discovery is served, so that two Envoys which poll at different times list different things.
+    DiscoveryFromLastPoll,
+    /// The namespace controller takes discovery for complete that says that it is not.
+    IgnoreMarks,
 }
 
 /// All of them.
-pub const PLANTS: [Plant; 7] = [
+pub const PLANTS: [Plant; 10] = [
     Plant::DropOnFailedPoll,
     Plant::ForgetCleanlyStopped,
     Plant::PassWhileUnsynced,
@@ -30,4 +34,7 @@ pub const PLANTS: [Plant; 7] = [
     Plant::BelieveStale,
     Plant::RetryAlways,
     Plant::NoGuard,
+    Plant::NotFoundFromLastPoll,
+    Plant::DiscoveryFromLastPoll,
+    Plant::IgnoreMarks,
 ];

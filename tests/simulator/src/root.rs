@@ -3,6 +3,8 @@
 //! What `filter` gets from Envoy comes in as arguments here, and what it asks of Envoy is handed back. This is the one
 //! place where [upstream's behaviours](Plant) are planted: the crate itself has no switch for them.
 
+mod discovery;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -23,6 +25,7 @@ use mixed_version_proxy::target::{DecodedPath, Target};
 
 use crate::documents;
 use crate::plant::Plant;
+use crate::root::discovery::{Awaiting, Told};
 use crate::shared::{Seen, SharedData};
 use crate::streams::{Reply, VIA_UPSTREAM};
 use crate::world::PollAnswer;
@@ -56,6 +59,12 @@ pub struct Root {
     has_news: bool,
     peers: Peers,
     held: Held,
+    told: Told,
+    has_news_to_tell: bool,
+    verified: Duration,
+    awaiting: Vec<Awaiting>,
+    /// Requests for discovery that have waited and can be answered now.
+    over: Vec<(u32, Fate)>,
     view: View,
     is_called_at_once: bool,
     plant: Option<Plant>,
@@ -75,6 +84,8 @@ pub enum To {
 pub struct Sent {
     /// Path, if it is a resource's.
     pub path: Option<Vec<u8>>,
+    /// The discovery document that is to be replaced.
+    pub discovery: Option<Half>,
     /// Where it went.
     pub to: To,
     mark: u64,
@@ -95,6 +106,8 @@ pub enum Fate {
     },
     /// It waits for a question.
     Held,
+    /// The client gets [discovery of the whole cluster](Root::told).
+    Served,
 }
 
 impl Root {
@@ -124,6 +137,11 @@ impl Root {
             has_news: false,
             peers,
             held: Held::default(),
+            told: Told::default(),
+            has_news_to_tell: false,
+            verified: Duration::ZERO,
+            awaiting: Vec::new(),
+            over: Vec::new(),
             is_called_at_once: false,
             plant,
         };
@@ -139,11 +157,6 @@ impl Root {
     /// It polls for all workers.
     pub fn leads(&self) -> bool {
         self.role == Role::Leader
-    }
-
-    /// How many answers are held.
-    pub fn held(&self) -> usize {
-        self.held.len()
     }
 
     /// Most of a body that is read.
@@ -182,6 +195,7 @@ impl Root {
         }
         if self.peers.forget(now) {
             self.view = self.peers.view();
+            self.has_news = true;
         }
         if std::mem::take(&mut self.has_requests) {
             self.peers.note_request(now);
@@ -194,6 +208,11 @@ impl Root {
         if !self.leads() || !std::mem::take(&mut self.has_news) {
             return false;
         }
+        if shared.lease().value.is_none_or(|lease| lease.holder != self.candidate.id) {
+            self.merge(shared, now);
+            return false;
+        }
+        self.publish_discovery(shared, now);
         let names = names(&self.config);
         let mut snapshot = self.peers.snapshot(names);
         if let Some(Ok(previous)) = shared.snapshot.as_deref().map(Snapshot::from_bytes) {
@@ -206,9 +225,7 @@ impl Root {
             next => next,
         };
         let seen = shared.lease();
-        if seen.value.is_some_and(|lease| lease.holder == self.candidate.id)
-            && shared.write_lease(&self.candidate.lease(now, generation), &seen)
-        {
+        if shared.write_lease(&self.candidate.lease(now, generation), &seen) {
             self.generation = generation;
         }
         true
@@ -220,6 +237,7 @@ impl Root {
         if self.peers.adopt(&snapshot, names(&self.config), now) {
             self.view = self.peers.view();
         }
+        self.adopt_discovery(shared, now);
     }
 
     /// Takes an answer to a question; held answers that it settles are let go.
@@ -265,7 +283,12 @@ impl Root {
             self.view = self.peers.view();
             self.wake_leader(shared, ApiserverSet::only(id.apiserver));
         }
-        let (Subject::Half(half), Some(word)) = (id.subject, change.word) else { return (change, Vec::new()) };
+        let Some(word) = change.word else { return (change, Vec::new()) };
+        if self.role == Role::Stray {
+            self.merge(shared, now);
+        }
+        self.discovery_answered(shared, id, word, now);
+        let Subject::Half(half) = id.subject else { return (change, Vec::new()) };
         let vanished_after = self.vanished_after(now);
         let stale = (word == Word::Good).then(|| match self.plant {
             Some(Plant::BelieveStale) => &[],
@@ -286,7 +309,8 @@ impl Root {
         self.has_requests = true;
         let path =
             if self.plant == Some(Plant::IgnoreSubresources) { without_subresource(path) } else { path.to_vec() };
-        let mut sent = Sent { path: None, to: To::Here, mark: self.peers.mark(), effect: Effect::Possible };
+        let mark = self.peers.mark();
+        let mut sent = Sent { path: None, discovery: None, to: To::Here, mark, effect: Effect::Possible };
         let Some(decoded) = DecodedPath::new(&path) else { return (sent, None) };
         let Target::Resource(resource) = decoded.target() else { return (sent, None) };
         sent.effect = Effect::of_request(method.as_bytes(), method != "POST", resource.reaches_backend());
@@ -310,6 +334,9 @@ impl Root {
         now: Duration,
     ) -> Fate {
         let asked = self.asked(sent.to, cluster);
+        if let (Some(half), ..500) = (sent.discovery, reply.status) {
+            return self.discovery_response(shared, (half, sent), asked, reply, stream, now);
+        }
         let fate = match (reply.status, &sent.path) {
             (404, Some(path)) => self.guard(shared, path.clone(), sent, asked, reply, stream, now),
             (500.., _) => {
@@ -344,6 +371,7 @@ impl Root {
     /// A stream is over.
     pub fn drop_held(&mut self, stream: u32) {
         self.held.drop_stream(stream);
+        self.awaiting.retain(|awaiting| awaiting.stream != stream);
     }
 
     #[allow(clippy::too_many_arguments, reason = "what Envoy is asked for, one by one")]
@@ -386,6 +414,7 @@ impl Root {
         let why = match verdict {
             Verdict::Pass => return Fate::Passes,
             Verdict::Refuse(why) => why,
+            Verdict::Ask { .. } if self.plant == Some(Plant::NotFoundFromLastPoll) => return Fate::Passes,
             Verdict::Ask { whom, expected } => {
                 drop(decoded);
                 let mark = sent.mark;
@@ -406,10 +435,14 @@ impl Root {
             }
         }
         self.held.hold(waiting);
+        self.call_at_once();
+        Ok(())
+    }
+
+    fn call_at_once(&mut self) {
         if !std::mem::replace(&mut self.is_called_at_once, true) {
             self.tick_every(AT_ONCE);
         }
-        Ok(())
     }
 
     /// Whoever was asked is not what the table says.

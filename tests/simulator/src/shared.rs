@@ -3,13 +3,17 @@
 use mixed_version_proxy::peers::election::Lease;
 use mixed_version_proxy::peers::table::ApiserverSet;
 
-/// The three records of one plugin.
+/// The five records of one plugin.
 #[derive(Debug, Default)]
 pub struct SharedData {
     lease: Option<Lease>,
     cas: u32,
     /// What the leader has published last.
     pub snapshot: Option<Vec<u8>>,
+    /// What it tells clients of the whole cluster.
+    pub discovery: Option<Vec<u8>>,
+    documents: Vec<u8>,
+    documents_cas: u32,
     wake: Option<(u64, ApiserverSet)>,
 }
 
@@ -33,6 +37,21 @@ impl SharedData {
         if is_unchanged {
             self.lease = Some(*lease);
             self.cas += 1;
+        }
+        is_unchanged
+    }
+
+    /// The bodies of the apiservers' documents.
+    pub fn documents(&self) -> Seen<Vec<u8>> {
+        Seen { value: Some(self.documents.clone()), cas: self.documents_cas }
+    }
+
+    /// Writes the bodies unless somebody has written since they were seen.
+    pub fn write_documents(&mut self, documents: Vec<u8>, seen: &Seen<Vec<u8>>) -> bool {
+        let is_unchanged = seen.cas == self.documents_cas;
+        if is_unchanged {
+            self.documents = documents;
+            self.documents_cas += 1;
         }
         is_unchanged
     }

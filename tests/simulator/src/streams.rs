@@ -1,6 +1,10 @@
 //! Requests of clients, and what comes back for them.
 
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
+
+use mixed_version_proxy::discovery::document::Half;
 
 use crate::catalogue::TypeId;
 use crate::root::Sent;
@@ -26,8 +30,12 @@ pub struct Reply {
     pub content_encoding: Option<&'static str>,
     /// Header `retry-after`.
     pub retry_after: bool,
+    /// Header `etag`.
+    pub etag: Option<String>,
     /// How it came to be; the filter cannot see this.
     pub origin: Origin,
+    /// The types that its body lists, if it is a discovery document. The filter reads no bodies.
+    pub says: Option<Rc<BTreeSet<TypeId>>>,
 }
 
 /// How an answer came to be.
@@ -49,7 +57,7 @@ pub enum Origin {
 
 impl Reply {
     /// An apiserver's answer.
-    pub const fn by_apiserver(status: u16, length: u32, origin: Origin) -> Self {
+    pub fn by_apiserver(status: u16, length: u32, origin: Origin) -> Self {
         Self {
             status,
             details: VIA_UPSTREAM,
@@ -58,12 +66,14 @@ impl Reply {
             content_length: Some(length),
             content_encoding: None,
             retry_after: false,
+            etag: None,
             origin,
+            says: None,
         }
     }
 
     /// Envoy's own answer.
-    pub const fn by_envoy(status: u16, details: &'static str) -> Self {
+    pub fn by_envoy(status: u16, details: &'static str) -> Self {
         let reply = Self::by_apiserver(status, 91, Origin::Between);
         Self { details, has_audit_id: false, content_type: Some("text/plain"), ..reply }
     }
@@ -72,6 +82,8 @@ impl Reply {
 /// What a client wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
+    /// GET of a discovery document.
+    Discover(Half),
     /// GET of an object.
     Get,
     /// GET of a collection.
@@ -80,6 +92,8 @@ pub enum Verb {
     Create,
     /// DELETE of an object.
     Delete,
+    /// DELETE of a collection.
+    DeleteAll,
     /// PUT of an object or a subresource, POST where it reaches a backend.
     Update,
 }
@@ -103,6 +117,11 @@ pub enum Purpose {
         /// Somebody whom the reader's Envoy knows had the owner's type all along when the owner was read.
         was_served: bool,
     },
+    /// The namespace controller empties a namespace.
+    Empty {
+        /// Its number.
+        namespace: u64,
+    },
     /// The faults are over: this must be answered as if there had never been any.
     Probe,
 }
@@ -112,7 +131,7 @@ pub enum Purpose {
 pub struct Operation {
     /// What.
     pub verb: Verb,
-    /// Of which type.
+    /// Of which type; of no meaning for discovery.
     pub kind: TypeId,
     /// Of which name.
     pub name: String,
@@ -141,6 +160,8 @@ pub struct Stream {
     pub root: u64,
     /// What the filter keeps of it.
     pub sent: Sent,
+    /// Its `if-none-match`, as the filter has set it.
+    pub if_none_match: Option<String>,
     /// When the filter saw it.
     pub sent_at: Duration,
     /// Apiserver of the world that it was sent to.

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use mixed_version_proxy::discovery::document::Half;
+
 use crate::catalogue::{self, DEFINITIONS, TYPES, TypeId};
 use crate::documents::{self, Document};
 
@@ -48,6 +50,13 @@ impl Etcd {
     /// Removes the object of this name.
     pub fn delete(&mut self, kind: TypeId, name: &str) -> Option<Object> {
         self.objects.get_mut(&(TYPES[kind].group, TYPES[kind].resource))?.remove(name)
+    }
+
+    /// Removes all objects of a type whose names begin like this.
+    pub fn delete_all(&mut self, kind: TypeId, prefix: &str) {
+        if let Some(objects) = self.objects.get_mut(&(TYPES[kind].group, TYPES[kind].resource)) {
+            objects.retain(|name, _| !name.starts_with(prefix));
+        }
     }
 
     /// Removes or restores a definition; its objects go with it.
@@ -200,6 +209,23 @@ pub enum Polled {
     Groups,
     /// APIServices.
     ApiServices,
+    /// `/openapi/v3`.
+    OpenApi,
+}
+
+impl Polled {
+    /// The discovery document of a half.
+    pub const fn half(half: Half) -> Self {
+        match half {
+            Half::Core => Self::Core,
+            Half::Groups => Self::Groups,
+        }
+    }
+
+    /// Documents of other kinds have no entity tag.
+    const fn is_discovery(self) -> bool {
+        matches!(self, Self::Core | Self::Groups)
+    }
 }
 
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -221,7 +247,7 @@ impl Renderer {
         stale: Option<Stale>,
         if_none_match: Option<&str>,
     ) -> PollAnswer {
-        let stale = stale.filter(|_| polled != Polled::ApiServices);
+        let stale = stale.filter(|_| polled.is_discovery());
         let (document, says) = self.0.entry((release, definitions, polled, stale)).or_insert_with(|| {
             let mut types = catalogue::served(release, definitions);
             types.retain(|kind| !stale.is_some_and(|stale| stale.is_empty && stale.concerns(*kind)));
@@ -229,16 +255,16 @@ impl Renderer {
                 Polled::Core => documents::discovery(&types, true, stale),
                 Polled::Groups => documents::discovery(&types, false, stale),
                 Polled::ApiServices => documents::api_services(&types),
+                Polled::OpenApi => documents::open_api(&types),
             };
             (document, Rc::new(types))
         });
         let says = Some(Rc::clone(says));
-        // APIService lists have no entity tag.
-        let etag = (polled != Polled::ApiServices).then(|| document.etag.clone());
+        let etag = polled.is_discovery().then(|| document.etag.clone());
         if etag.is_some() && if_none_match == etag.as_deref() {
             return PollAnswer { etag, says, stale, ..PollAnswer::bare(304) };
         }
-        let content_type = if polled == Polled::ApiServices { "application/json" } else { V2 };
+        let content_type = if polled.is_discovery() { V2 } else { "application/json" };
         PollAnswer { status: 200, content_type, etag, retry_after: None, body: Rc::clone(&document.body), says, stale }
     }
 

@@ -34,6 +34,7 @@ fn nothing_breaks() {
     // A simulator in which nothing happens proves nothing.
     assert!(summary.requests > 30_000 && summary.reroutes > 3_000 && summary.faults > 1_000, "{summary}");
     assert!(summary.passed_404s > 5_000 && summary.guarded_404s > 5_000 && summary.held > 3_000, "{summary}");
+    assert!(summary.documents > 1_500 && summary.marked > 200 && summary.namespaces > 200, "{summary}");
 }
 
 #[test]
@@ -44,11 +45,12 @@ fn the_same_seed_tells_the_same_story() {
     }
 }
 
-/// What upstream does wrong breaks what we promise, and the simulator sees it.
+/// What upstream does wrong breaks what we promise, and the simulator sees it: sooner or later.
 fn is_found(plant: Plant, expected: &[Broken]) {
+    const MANY_SEEDS: u64 = 10 * SEEDS;
     let mut others = Vec::new();
-    for seed in 1..=SEEDS {
-        match run(seed, STEPS, Some(plant)).1 {
+    for seed in 1..=MANY_SEEDS {
+        match run(seed, 3 * STEPS, Some(plant)).1 {
             Some(violation) if expected.contains(&violation.broken) => return,
             Some(violation) => others.push((seed, violation.broken)),
             None => {}
@@ -94,4 +96,24 @@ fn a_retry_after_on_every_503_is_found() {
 #[test]
 fn a_missing_guard_is_found() {
     is_found(Plant::NoGuard, LIES);
+}
+
+#[test]
+fn two_envoys_one_poll_apart_are_found() {
+    is_found(Plant::NotFoundFromLastPoll, LIES);
+}
+
+#[test]
+fn a_namespace_that_goes_by_discovery_one_poll_old_is_found() {
+    is_found(Plant::DiscoveryFromLastPoll, &[Broken::NamespaceGoneTooSoon]);
+}
+
+#[test]
+fn discovery_that_lacks_something_is_found() {
+    is_found(Plant::PassWhileUnsynced, &[Broken::IncompletePassedForComplete]);
+}
+
+#[test]
+fn a_namespace_controller_that_does_not_heed_the_mark_is_found() {
+    is_found(Plant::IgnoreMarks, &[Broken::NamespaceGoneTooSoon]);
 }

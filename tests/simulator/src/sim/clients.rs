@@ -1,8 +1,11 @@
 //! Clients: what they want, how they try again, what they make of answers.
 
+use std::rc::Rc;
+
 use super::{Event, Sim, millis, tell};
 use crate::Broken;
 use crate::catalogue::{self, TYPES, TypeId};
+use crate::documents::Listed;
 use crate::streams::{Operation, Origin, Purpose, Reply, Stream, Verb};
 
 /// client-go gives up after so many tries.
@@ -21,6 +24,8 @@ pub(super) enum Outcome {
         #[allow(dead_code, reason = "shown by Debug")]
         why: &'static str,
     },
+    /// Discovery of the whole cluster.
+    Discovered(Rc<Listed>),
     /// Nothing: the connection broke, or the client went away.
     Cut,
 }
@@ -109,12 +114,12 @@ impl Sim {
         let retries = match outcome {
             Outcome::Answered(reply) => reply.retry_after,
             Outcome::Unavailable { retry, .. } => *retry,
-            Outcome::Cut => false,
+            Outcome::Discovered(_) | Outcome::Cut => false,
         };
         let is_unavailable = match outcome {
             Outcome::Answered(reply) => reply.status == 503,
             Outcome::Unavailable { .. } => true,
-            Outcome::Cut => false,
+            Outcome::Discovered(_) | Outcome::Cut => false,
         };
         self.summary.unavailable += u64::from(is_unavailable);
         if operation.purpose == Purpose::Probe {
@@ -122,8 +127,10 @@ impl Sim {
         } else if retries && operation.tries < TRIES && !self.is_peace {
             return self.at(millis(1_000), Event::Try(stream.operation));
         }
+        self.namespace_hears(&operation, Some(&stream), outcome);
         if let Outcome::Answered(reply) = outcome
             && reply.status == 404
+            && !matches!(operation.verb, Verb::Discover(_))
         {
             self.gets_404(&stream, &operation, reply);
         }

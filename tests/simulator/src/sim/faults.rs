@@ -18,7 +18,7 @@ impl Sim {
         let envoy = self.rng.usize(..self.envoys.len());
         let worker = self.rng.usize(..self.envoys[envoy].workers.len());
         let now = self.now;
-        match self.rng.u8(..24) {
+        match self.rng.u8(..26) {
             0..=5 => self.restarts(apiserver),
             6 => {
                 self.apiservers[apiserver].hangs_until = now + self.some_millis(100, 6_000);
@@ -41,12 +41,15 @@ impl Sim {
                 self.partitions.insert((envoy, apiserver), (until, is_quick));
                 tell!(self, "envoy {envoy} is cut off from cp-{apiserver}, quick: {is_quick}");
             }
-            22 | 23 => {
+            22..=25 => {
                 let stale = Stale { kind: self.rng.usize(..TYPES.len()), is_empty: self.rng.bool() };
                 let until = self.some_millis(500, 10_000);
                 let server = &mut self.apiservers[apiserver];
-                (server.stale_until, server.stale) = (now + until, Some(stale));
-                tell!(self, "cp-{apiserver} calls {} stale, {stale:?}", TYPES[stale.kind].label());
+                // One at a time.
+                if server.stale_until <= now {
+                    (server.stale_until, server.stale) = (now + until, Some(stale));
+                    tell!(self, "cp-{apiserver} calls {} stale, {stale:?}", TYPES[stale.kind].label());
+                }
             }
             13..=15 => self.traps(envoy, worker),
             16..=18 => self.pushes(envoy),
@@ -115,6 +118,8 @@ impl Sim {
         server.hangs_until = now;
         server.processes.push((now, release));
         tell!(self, "cp-{apiserver} starts as release {release}");
+        // Somebody tries at once what is new.
+        self.terminate_namespace();
     }
 
     /// A worker's VM dies with all its roots, and is loaded again when Envoy needs it.

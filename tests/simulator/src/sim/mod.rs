@@ -1,13 +1,16 @@
-//! The story: who does what when. Submodules by actor: [apiservers](polls) polled and [asked](requests), [clients],
-//! [faults], and the [peace] after them.
+//! The story: who does what when. Submodules by actor: [apiservers](polls) polled and [asked](requests), [clients], what
+//! they are told in [discovery], the controller of [namespaces], [faults], and the [peace] after them.
 
 mod clients;
+mod discovery;
 mod faults;
+mod namespaces;
 mod peace;
 mod polls;
 mod requests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -15,10 +18,12 @@ use mixed_version_proxy::config::{Config, PeerProxying};
 use mixed_version_proxy::peers::election::{LEASE, Lease};
 
 use crate::catalogue::{DEFINITIONS, RELEASES, TYPES};
+use crate::documents::Listed;
 use crate::ledger::Ledger;
 use crate::plant::Plant;
 use crate::root::{Root, TICK};
 use crate::shared::{Seen, SharedData};
+use crate::sim::namespaces::Namespace;
 use crate::sim::polls::Call;
 use crate::streams::{Operation, Reply, Stream};
 use crate::world::{Apiserver, Etcd, PollAnswer, Renderer};
@@ -42,6 +47,7 @@ enum Event {
     Aborts(u32),
     ClientActs,
     CollectorActs,
+    NamespaceControllerActs,
     Fault,
     Starts { apiserver: usize, release: usize, epoch: u64 },
     Reloads { envoy: usize, worker: usize },
@@ -123,6 +129,10 @@ pub struct Sim {
     calls: BTreeMap<u64, Call>,
     operations: BTreeMap<u64, Operation>,
     streams: BTreeMap<u32, Stream>,
+    /// Namespaces that are being deleted.
+    namespaces: BTreeMap<u64, Namespace>,
+    /// Discovery documents that have been read, by their texts.
+    read: BTreeMap<String, Rc<Listed>>,
     /// Between which Envoy and apiserver nothing passes until when, and whether connections fail quickly.
     partitions: BTreeMap<(usize, usize), (Duration, bool)>,
     /// Mean time between faults.
@@ -173,6 +183,8 @@ impl Sim {
             calls: BTreeMap::new(),
             operations: BTreeMap::new(),
             streams: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            read: BTreeMap::new(),
             partitions: BTreeMap::new(),
             fault_every,
             is_peace: false,
@@ -223,6 +235,7 @@ impl Sim {
         }
         self.at(millis(1), Event::ClientActs);
         self.at(millis(300), Event::CollectorActs);
+        self.at(millis(600), Event::NamespaceControllerActs);
         let first = self.rng.u64(..self.fault_every * 2);
         self.at(millis(first), Event::Fault);
     }
@@ -318,6 +331,7 @@ impl Sim {
             Event::Aborts(stream) => self.aborts(stream),
             Event::ClientActs => self.client_acts(),
             Event::CollectorActs => self.collector_acts(),
+            Event::NamespaceControllerActs => self.namespace_controller_acts(),
             Event::Fault => self.fault(),
             Event::Starts { apiserver, release, epoch } => self.starts(apiserver, release, epoch),
             Event::Reloads { envoy, worker } => self.reloads(envoy, worker),
@@ -353,10 +367,12 @@ impl Sim {
         let before = placed.root.role;
         placed.root.stand(&mut self.envoys[envoy].shared, seen, clock);
         placed.root.ticked_at = seen_at;
+        placed.root.lose_patience(clock);
         if before != placed.root.role {
             let (worker, role) = (placed.worker, placed.root.role);
             tell!(self, "envoy {envoy} worker {worker} root {number} is a {role:?} now");
         }
+        self.serve_waiting(number);
         for id in self.roots[&number].root.lost(clock) {
             self.lose(number, id);
         }
@@ -421,7 +437,7 @@ impl Sim {
         let local = process.local.map(|local| format!(r#""local":"cp-{local}","#)).unwrap_or_default();
         let Discovery { interval, timeout, forget_after } = process.discovery;
         let text = format!(
-            r#"{{"apiservers":[{}],{local}"peerProxying":"{:?}","peerAggregatedDiscovery":"Disabled","discovery":{{"refreshInterval":"{interval}ms",
+            r#"{{"apiservers":[{}],{local}"peerProxying":"{:?}","discovery":{{"refreshInterval":"{interval}ms",
             "timeout":"{timeout}ms","forgetAfter":"{forget_after}ms"}},"exclusions":{{"gracePeriod":"5s"}}}}"#,
             apiservers.join(","),
             process.proxying

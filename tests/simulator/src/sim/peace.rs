@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mixed_version_proxy::config::PeerProxying;
+use mixed_version_proxy::discovery::document::Half;
 use mixed_version_proxy::peers::election::LEASE;
 use mixed_version_proxy::peers::table::ApiserverSet;
 use mixed_version_proxy::target::{DecodedPath, Target};
@@ -117,6 +118,9 @@ impl Sim {
 
     fn probe(&mut self) {
         for envoy in 0..self.envoys.len() {
+            for half in Half::ALL {
+                self.wants(Verb::Discover(half), 0, String::new(), Purpose::Probe, Some(envoy));
+            }
             for kind in 0..TYPES.len() {
                 let name = self.etcd.names(kind).first().map(|name| (*name).clone());
                 let names = name.into_iter().chain(["missing".to_owned()]);
@@ -130,6 +134,9 @@ impl Sim {
     /// As if there had never been a fault.
     pub(super) fn check_probe(&mut self, stream: &Stream, operation: &Operation, outcome: &Outcome) {
         self.summary.checks += 1;
+        if let Verb::Discover(half) = operation.verb {
+            return self.check_discovery_probe(stream, half, outcome);
+        }
         let (kind, label) = (operation.kind, TYPES[operation.kind].label());
         let Some(placed) = self.roots.get(&stream.root) else { return };
         let is_served = |member: &usize| {
@@ -148,6 +155,7 @@ impl Sim {
             },
             // Nobody may reroute, and here it is not served.
             Outcome::Unavailable { .. } => somewhere && !here && is_off,
+            Outcome::Discovered(_) => false,
             Outcome::Cut => placed.until.is_some(),
         };
         if !is_right {

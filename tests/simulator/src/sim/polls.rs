@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use mixed_version_proxy::discovery::document::Half;
 use mixed_version_proxy::peers::refresh::{PollError, Question, QuestionId, Subject, Word};
 
 use super::{Event, Sim, millis, tell};
@@ -24,11 +23,9 @@ pub(super) struct Call {
 
 fn polled(subject: Subject) -> Polled {
     match subject {
-        Subject::Half(Half::Core) => Polled::Core,
-        Subject::Half(Half::Groups) => Polled::Groups,
+        Subject::Half(half) => Polled::half(half),
         Subject::ApiServices => Polled::ApiServices,
-        // Nothing is decided from it, so the configurations here switch it off.
-        Subject::OpenApi => unreachable!("nobody asks for OpenAPI here"),
+        Subject::OpenApi => Polled::OpenApi,
     }
 }
 
@@ -73,22 +70,15 @@ impl Sim {
             return;
         }
         let server = &self.apiservers[apiserver];
-        let Some(release) = server.release().filter(|_| server.is_up) else {
+        if !server.is_up {
             return self.answer_call(number, PollAnswer::bare(503), millis(1));
-        };
+        }
         if server.hangs_until > self.now {
             // It wakes up and answers, if anybody is still there.
             return self.at(server.hangs_until - self.now, Event::CallArrives(number));
         }
-        let garbage = server.garbage.filter(|_| server.garbage_until > self.now);
-        let answer = match garbage {
-            Some(garbage) => self.renderer.garbage(garbage, release, what),
-            None => {
-                let if_none_match = call.if_none_match.as_deref();
-                let stale = server.stale.filter(|_| server.stale_until > self.now);
-                self.renderer.answer(release, self.etcd.definitions, what, stale, if_none_match)
-            }
-        };
+        let if_none_match = call.if_none_match.clone();
+        let answer = self.tells(apiserver, what, if_none_match.as_deref());
         let mut after = Duration::from_micros(self.rng.u64(300..4_000));
         if self.apiservers[apiserver].slow_until > self.now {
             after += self.apiservers[apiserver].slow_by;
@@ -96,6 +86,22 @@ impl Sim {
             after += self.some_millis(1, 3_000);
         }
         self.answer_call(number, answer, after);
+    }
+
+    /// What an apiserver that runs answers to a request for a document.
+    pub(super) fn tells(&mut self, apiserver: usize, what: Polled, if_none_match: Option<&str>) -> PollAnswer {
+        let server = &self.apiservers[apiserver];
+        let release = server.release().unwrap_or_default();
+        if let Some(garbage) = server.garbage.filter(|_| server.garbage_until > self.now) {
+            return self.renderer.garbage(garbage, release, what);
+        }
+        let stale = server.stale.filter(|_| server.stale_until > self.now);
+        self.renderer.answer(release, self.etcd.definitions, what, stale, if_none_match)
+    }
+
+    /// Whether an Envoy waits for an apiserver's document.
+    pub(super) fn is_asking(&self, envoy: usize, apiserver: usize, what: Polled) -> bool {
+        self.calls.values().any(|call| (call.envoy, call.apiserver, call.polled) == (envoy, apiserver, what))
     }
 
     fn answer_call(&mut self, call: u64, answer: PollAnswer, after: Duration) {
@@ -147,6 +153,11 @@ impl Sim {
             let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
             let (root, says) = ((root, leads, ticked_at), (says, answer.stale));
             process.ledger.told(cluster, call.polled, root, (call.sent_at, now), call.sent_on_clock, says);
+        } else {
+            let cluster = &placed.root.config.apiservers[id.apiserver].discovery_cluster;
+            let wants_peace = returned.is_some_and(|(_, answer)| answer.retry_after.is_some());
+            let in_peace_until = now + if wants_peace { Duration::from_secs(1) } else { Duration::ZERO };
+            process.ledger.failed(cluster, polled(id.subject), in_peace_until);
         }
         let status = returned.map(|(_, answer)| answer.status);
         tell!(
@@ -161,6 +172,15 @@ impl Sim {
             let Some(placed) = self.roots.get(&root) else { return };
             let fate = placed.root.released(&released);
             self.lets_go(released.stream, fate);
+        }
+        self.serve_waiting(root);
+    }
+
+    /// Requests for discovery that have waited are answered.
+    pub(super) fn serve_waiting(&mut self, root: u64) {
+        let Some(placed) = self.roots.get_mut(&root) else { return };
+        for (stream, fate) in placed.root.take_over() {
+            self.lets_go(stream, fate);
         }
     }
 

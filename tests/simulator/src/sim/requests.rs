@@ -6,7 +6,7 @@ use mixed_version_proxy::config::PeerProxying;
 use mixed_version_proxy::decision::Decision;
 
 use super::clients::Outcome;
-use super::{Event, LONGEST_STALL, Sim, millis, tell};
+use super::{Event, LONGEST_STALL, Sim, millis, namespaces, tell};
 use crate::Broken;
 use crate::catalogue::{self, TYPES};
 use crate::root::{Fate, To};
@@ -15,9 +15,9 @@ use crate::streams::{Operation, Origin, Purpose, Reply, Stream, VIA_UPSTREAM, Ve
 impl Verb {
     const fn method(self, reaches_backend: bool) -> &'static str {
         match self {
-            Self::Get | Self::List => "GET",
+            Self::Discover(_) | Self::Get | Self::List => "GET",
             Self::Create => "POST",
-            Self::Delete => "DELETE",
+            Self::Delete | Self::DeleteAll => "DELETE",
             Self::Update if reaches_backend => "POST",
             Self::Update => "PUT",
         }
@@ -25,13 +25,16 @@ impl Verb {
 }
 
 fn path(operation: &Operation, is_encoded: bool) -> String {
+    if let Verb::Discover(half) = operation.verb {
+        return half.path().to_owned();
+    }
     let kind = &TYPES[operation.kind];
     let mut path = kind.collection();
     if is_encoded && let Some(start) = path.rfind('/') {
         let letter = path.as_bytes()[start + 1];
         path.replace_range(start + 1..start + 2, &format!("%{letter:02x}"));
     }
-    if !matches!(operation.verb, Verb::List | Verb::Create) {
+    if !matches!(operation.verb, Verb::List | Verb::Create | Verb::DeleteAll) {
         path = format!("{path}/{}", operation.name);
         if !kind.subresource.is_empty() {
             path = format!("{path}/{}", kind.subresource);
@@ -46,18 +49,26 @@ impl Sim {
         let is_encoded = self.chance(50);
         let Some(operation) = self.operations.get_mut(&number) else { return };
         operation.tries += 1;
-        let (envoy, kind) = (operation.envoy, operation.kind);
+        let (envoy, kind, verb) = (operation.envoy, operation.kind, operation.verb);
         let has_loop_header = operation.has_loop_header;
         let method = operation.verb.method(TYPES[kind].reaches_backend());
         let path = path(operation, is_encoded);
         let Some(root) = self.pick_root(envoy) else {
             // The VM is dead: Envoy closes with a 503 of its own that the filter never sees.
-            self.operations.remove(&number);
+            if let Some(operation) = self.operations.remove(&number) {
+                self.namespace_hears(&operation, None, &Outcome::Cut);
+            }
             return;
         };
         let random = self.rng.u32(..);
         let Some(placed) = self.roots.get_mut(&root) else { return };
-        let (sent, decision) = placed.root.request(path.as_bytes(), method, has_loop_header, random);
+        let (mut decision, mut if_none_match) = (None, None);
+        let sent;
+        if let Verb::Discover(half) = verb {
+            (sent, if_none_match) = placed.root.request_discovery(half, random);
+        } else {
+            (sent, decision) = placed.root.request(path.as_bytes(), method, has_loop_header, random);
+        }
         self.summary.requests += 1;
         if let Some(Decision::Reroute(peer)) = decision {
             self.check_reroute(root, peer, kind, has_loop_header);
@@ -71,7 +82,8 @@ impl Sim {
         let stream = self.number() as u32;
         tell!(self, "stream {stream}: {method} {path} at envoy {envoy} root {root}: {decision:?}, to cp-{apiserver}");
         let sent_at = self.now;
-        let new = Stream { operation: number, envoy, root, sent, sent_at, apiserver, cluster, held: None };
+        let new =
+            Stream { operation: number, envoy, root, sent, if_none_match, sent_at, apiserver, cluster, held: None };
         self.streams.insert(stream, new);
         let after = Duration::from_micros(self.rng.u64(100..2_000));
         self.at(after, Event::Reaches(stream));
@@ -174,7 +186,10 @@ impl Sim {
                 if self.apiservers[apiserver].slow_until > self.now {
                     after += self.apiservers[apiserver].slow_by;
                 }
-                self.executes(operation, apiserver)
+                match self.operations.get(&operation).map(|operation| operation.verb) {
+                    Some(Verb::Discover(half)) => self.tells_client(number, half),
+                    _ => self.executes(operation, apiserver),
+                }
             }
         };
         let epoch = self.apiservers[apiserver].epoch;
@@ -221,12 +236,12 @@ impl Sim {
             return self.missing_route(&operation, knows_group);
         }
         let exists = self.etcd.get(operation.kind, &operation.name).is_some();
-        if !exists && !matches!(operation.verb, Verb::List | Verb::Create) {
+        if !exists && !matches!(operation.verb, Verb::Discover(_) | Verb::List | Verb::Create | Verb::DeleteAll) {
             return self.missing_object(&operation);
         }
         match operation.verb {
             Verb::Get if kind.reaches_backend() => self.backend(),
-            Verb::Get | Verb::List => done(200),
+            Verb::Discover(_) | Verb::Get | Verb::List => done(200),
             Verb::Create => {
                 let name = format!("made-{}", self.number());
                 self.etcd.create(operation.kind, &name, None);
@@ -237,6 +252,13 @@ impl Sim {
                 self.etcd.delete(operation.kind, &operation.name);
                 self.counts(number);
                 self.check_collection(&operation);
+                done(200)
+            }
+            Verb::DeleteAll => {
+                if let Purpose::Empty { namespace } = operation.purpose {
+                    self.etcd.delete_all(operation.kind, &namespaces::prefix(namespace));
+                }
+                self.counts(number);
                 done(200)
             }
             Verb::Update => {
@@ -343,6 +365,10 @@ impl Sim {
                 tell!(self, "stream {number}: 503, retry: {retry} ({why})");
                 Outcome::Unavailable { retry, why }
             }
+            Fate::Served => match self.served(number) {
+                Some(listed) => Outcome::Discovered(listed),
+                None => Outcome::Cut,
+            },
             Fate::Passes | Fate::Held => {
                 tell!(self, "stream {number}: {}", reply.status);
                 Outcome::Answered(reply)
