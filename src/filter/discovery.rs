@@ -89,6 +89,7 @@ pub(super) struct Awaiting {
     /// A question with a higher number was sent after the request.
     mark: u64,
     request: Request,
+    status: u16,
 }
 
 /// What takes an answer's place.
@@ -216,18 +217,20 @@ impl Shared {
         if !is_replaced || !is_by_apiserver() {
             return Fate::Passes;
         }
-        let kind = match request.what {
-            What::Root(half, _) => Kind::of(half),
-            What::OpenApiRoot => Kind::OpenApi,
-            // These carry no tag, and of what is built in an apiserver changes nothing while it runs.
-            What::Group(_) | What::GroupVersion(..) => return self.serve(&request, status),
-        };
         let told = self.told();
         if matches!(told, Told::NotYet) {
             // While an apiserver has not been tried, one answer more tells too little.
             return self.serve(&request, status);
         }
+        let (half, has_tag) = match &request.what {
+            What::Root(half, _) => (Some(*half), true),
+            What::Group(group) | What::GroupVersion(group, _) => (Some(Half::of_group(group.as_bytes())), false),
+            What::OpenApiRoot => (None, true),
+        };
+        let kind = half.map_or(Kind::OpenApi, Kind::of);
         let apiserver = match asked {
+            // Whether it says something else than we know can only be told by the tag.
+            _ if !has_tag => None,
             Asked::One(apiserver) => Some(apiserver),
             // In a gateway any of them will do to ask for schemas, which all share but for their own types.
             Asked::AnyOne if kind == Kind::OpenApi => self.view().groups.fresh.iter().next(),
@@ -235,12 +238,12 @@ impl Shared {
         };
         let subject = Subject::from(kind);
         let mut pending = ApiserverSet::EMPTY;
-        if let What::Root(half, _) = request.what {
+        if let Some(half) = half {
             // A peer that was upgraded since its last poll serves more than it has told, one that failed it too. Of one
             // that has never told anything the mark says enough.
-            let peers = self.view().health_of(half).known.without(apiserver.into_iter().collect());
+            let others = self.view().health_of(half).known.without(apiserver.into_iter().collect());
             let will_tell = |peer: &usize| !self.was_just_asked(*peer, half) && self.insist(*peer, subject, sent.mark);
-            pending = peers.iter().filter(will_tell).collect();
+            pending = others.iter().filter(will_tell).collect();
         }
         let mut changed = None;
         if let Some(apiserver) = apiserver {
@@ -263,7 +266,7 @@ impl Shared {
             return self.serve(&request, status);
         }
         let patient_until = host::monotonic_now().saturating_add(PATIENCE_WITH_FAILING);
-        let awaiting = Awaiting { stream, changed, pending, patient_until, subject, mark: sent.mark, request };
+        let awaiting = Awaiting { stream, changed, pending, patient_until, subject, mark: sent.mark, request, status };
         self.awaiting.borrow_mut().push(awaiting);
         Fate::Held(sent.effect())
     }
@@ -309,7 +312,7 @@ impl Shared {
     }
 
     fn serve_held(&self, awaiting: &Awaiting) {
-        self.on_stream(awaiting.stream, || match self.serve(&awaiting.request, 200) {
+        self.on_stream(awaiting.stream, || match self.serve(&awaiting.request, awaiting.status) {
             Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
             Fate::Passes => host::log_failure("letting an answer go", host::continue_response()),
             Fate::Answered | Fate::Held(_) => {}

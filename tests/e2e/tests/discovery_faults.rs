@@ -455,6 +455,12 @@ async fn a_peer_that_was_upgraded_since_its_last_poll_is_listed_as_it_is() {
                 "scope": "Cluster", "singularResource": "plane", "verbs": ["get", "list"]}]}]});
         peer.edit_apis(move |apis| apis["items"].as_array_mut().unwrap().push(added));
         // Nobody asks it again within 100 ms.
+        eventually(PATIENCE, "a group-version that only the peer has", async || {
+            let answer = plane.get(&format!("/apis/{ADDED}/v1")).await;
+            answer.is_ok_and(|answer| answer.status == 200 && answer.text().contains("planes"))
+        })
+        .await
+        .unwrap();
         plane.discovered(ADDED, |answer| answer.text().contains(ADDED)).await.unwrap();
         assert_eq!(plane.get(&format!("/apis/{ADDED}/v1/planes")).await.unwrap().status, 200, "{file}");
         peer.set_version("1.36.3").unwrap();

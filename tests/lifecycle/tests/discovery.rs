@@ -350,8 +350,9 @@ fn until_all_have_been_tried_nobody_is_told_half_of_it() {
         assert_eq!(reply.status, 200);
         let body = text(&reply);
         assert!(body.contains("\"incomplete.mixed-version-proxy\"") && body.contains("\"Stale\""), "{body}");
-        let reply = ask(vm, "/apis/incomplete.mixed-version-proxy/v1", "application/json");
-        assert_eq!(reply.status, 503);
+        let (path, json) = ("/apis/incomplete.mixed-version-proxy/v1", "application/json");
+        let outcome = asked(vm, root, get(path, json), answer(404, json, 99));
+        assert_eq!(settle(vm, outcome, with_a_dead_one).local_reply.map(|reply| reply.status), Some(503));
         // And comes to life.
         poll(vm);
         let outcome = answered(vm, root, get("/apis", V2), unchanged());
@@ -389,11 +390,11 @@ fn legacy_discovery_names_nothing_that_is_not_there() {
             }
         }
         // A peer that does not answer could have it by now.
-        vm.run_for_with(Duration::from_secs(6), |call| {
-            Some(if call.upstream == "cp-2-poll" { Answer::Failure } else { discovery(call) })
-        });
+        let without_cp_2 = |call: &HttpCall| all_but_cp_2(call).unwrap_or(Answer::Failure);
+        vm.run_for_with(Duration::from_secs(6), |call| Some(without_cp_2(call)));
         for path in ["/apis/nosuch.k8s.io", "/apis/depot.k8s.io/v2"] {
-            let outcome = answered(vm, root, get(path, json), missing());
+            let outcome = asked(vm, root, get(path, json), missing());
+            let outcome = settle(vm, outcome, without_cp_2);
             assert_eq!(outcome.local_reply.map(|reply| reply.status), Some(503), "{path}");
         }
     });
@@ -544,8 +545,11 @@ fn what_the_leader_has_merged_for_a_client_is_told_to_all() {
     // Only a peer has this one by now.
     let missing = || answer(404, "text/plain; charset=utf-8", 19);
     for (worker, root) in workers {
-        let outcome = worker.run(move |vm| answered(vm, root, get("/apis/apps/v1", "*/*"), missing())).unwrap();
-        assert!(text(&reply(&outcome)).contains("\"deployments\""));
+        let outcome = worker.run(move |vm| {
+            let outcome = asked(vm, root, get("/apis/apps/v1", "*/*"), missing());
+            settle(vm, outcome, upgraded)
+        });
+        assert!(text(&reply(&outcome.unwrap())).contains("\"deployments\""));
     }
 }
 
@@ -627,25 +631,36 @@ fn an_answer_in_another_form_than_the_client_s_never_reaches_it() {
 fn a_group_that_was_there_until_a_moment_ago_is_not_missing() {
     settled(|vm, root| {
         let json = "application/json";
-        let status = |vm: &mut Vm, path: &str| {
-            let missing = answer(404, "text/plain; charset=utf-8", 19);
-            answered(vm, root, get(path, json), missing).local_reply.map(|reply| reply.status)
+        let status = |vm: &mut Vm, path: &str, upstream: fn(&HttpCall) -> Answer| {
+            let outcome = asked(vm, root, get(path, json), answer(404, "text/plain; charset=utf-8", 19));
+            settle(vm, outcome, upstream).local_reply.map(|reply| reply.status)
         };
         for path in ["/api/v1", "/apis/apps", "/apis/apps/v1"] {
-            assert_eq!(status(vm, path), Some(503), "{path}: it was there at the last poll");
+            assert_eq!(status(vm, path, discovery), Some(503), "{path}: it says that it has it");
         }
         // All of them are another version now.
-        vm.run_for_with(Duration::from_secs(6), |call| {
-            Some(match call.path() {
+        fn replaced(call: &HttpCall) -> Answer {
+            match call.path() {
                 "/apis" => Answer::new(200, [("content-type", V2)], document("hangar.k8s.io", "planes")),
                 _ => discovery(call),
-            })
-        });
-        for path in ["/apis/apps", "/apis/apps/v1", "/apis/depot.k8s.io/v1"] {
-            assert_eq!(status(vm, path), Some(503), "{path}: it has just vanished");
+            }
         }
-        assert_eq!(status(vm, "/apis/apps/v2"), None, "it was never there");
+        for path in ["/apis/apps", "/apis/apps/v1", "/apis/depot.k8s.io/v1"] {
+            assert_eq!(status(vm, path, replaced), Some(503), "{path}: it has just vanished");
+        }
+        assert_eq!(status(vm, "/apis/apps/v2", replaced), None, "it was never there");
     });
+}
+
+#[test]
+fn a_group_that_a_peer_has_since_an_instant_is_not_missing() {
+    for (path, expected) in [("/apis/hangar.k8s.io", "\"APIGroup\""), ("/apis/hangar.k8s.io/v1", "\"planes\"")] {
+        settled(move |vm, root| {
+            let outcome = asked(vm, root, get(path, "*/*"), answer(404, "text/plain; charset=utf-8", 19));
+            let outcome = settle(vm, outcome, with_upgraded_peer);
+            assert!(text(&reply(&outcome)).contains(expected), "{path}");
+        });
+    }
 }
 
 #[test]
