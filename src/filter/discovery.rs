@@ -285,16 +285,15 @@ impl Shared {
             awaiting.pending.is_empty()
         };
         let over: Vec<_> = self.awaiting.borrow_mut().extract_if(.., &mut is_over).collect();
-        over.into_iter().for_each(|awaiting| self.serve_held(&awaiting));
+        self.serve_held(&over);
     }
 
     /// An apiserver has told what it serves, or has failed to: those that waited for it are answered.
     pub(super) fn discovery_answered(&self, id: QuestionId, word: Word) {
-        let (mut is_awaited, mut is_changed) = (false, false);
+        let mut is_changed = false;
         let mut is_over = |awaiting: &mut Awaiting| {
             let is_meant =
                 awaiting.subject == id.subject && awaiting.mark < id.number && awaiting.pending.contains(id.apiserver);
-            is_awaited |= is_meant;
             is_changed |= is_meant && awaiting.changed == Some(id.apiserver);
             if is_meant {
                 awaiting.pending = awaiting.pending.without(ApiserverSet::only(id.apiserver));
@@ -302,21 +301,25 @@ impl Shared {
             awaiting.pending.is_empty()
         };
         let over: Vec<_> = self.awaiting.borrow_mut().extract_if(.., &mut is_over).collect();
-        match word {
-            Word::Good if is_awaited => self.merge(),
+        if word == Word::Failed && is_changed {
             // It has told its client something else than us.
-            Word::Failed if is_changed => self.note_outdated(id.apiserver, id.subject),
-            Word::Good | Word::Failed => {}
+            self.note_outdated(id.apiserver, id.subject);
         }
-        over.into_iter().for_each(|awaiting| self.serve_held(&awaiting));
+        self.serve_held(&over);
     }
 
-    fn serve_held(&self, awaiting: &Awaiting) {
-        self.on_stream(awaiting.stream, || match self.serve(&awaiting.request, awaiting.status) {
-            Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
-            Fate::Passes => host::log_failure("letting an answer go", host::continue_response()),
-            Fate::Answered | Fate::Held(_) => {}
-        });
+    fn serve_held(&self, over: &[Awaiting]) {
+        if over.is_empty() {
+            return;
+        }
+        self.merge();
+        for awaiting in over {
+            self.on_stream(awaiting.stream, || match self.serve(&awaiting.request, awaiting.status) {
+                Fate::Replaced(reply) => reply.send(self.config.retry_after_seconds),
+                Fate::Passes => host::log_failure("letting an answer go", host::continue_response()),
+                Fate::Answered | Fate::Held(_) => {}
+            });
+        }
     }
 
     /// Answers with the document of the whole cluster in the place of an apiserver's answer.

@@ -89,7 +89,8 @@ impl Ledger {
 
     /// A question has brought nothing, and need not be asked again for a while.
     pub fn failed(&mut self, cluster: &str, document: Polled, in_peace_until: Duration) {
-        self.failed.insert((cluster.to_owned(), document), in_peace_until);
+        let until = self.failed.entry((cluster.to_owned(), document)).or_default();
+        *until = in_peace_until.max(*until);
     }
 
     /// Whether a question of this moment, or a later one, has brought nothing; or need not have been sent.

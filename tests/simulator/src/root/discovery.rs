@@ -138,9 +138,9 @@ impl Root {
     }
 
     /// Serves those that have waited long enough for apiservers that fail their polls.
-    pub fn lose_patience(&mut self, now: Duration) {
+    pub fn lose_patience(&mut self, shared: &SharedData, now: Duration) {
         let fresh = Half::ALL.map(|half| (half, self.view.health_of(half).fresh));
-        self.serve_if(|awaiting| {
+        self.serve_if(shared, now, |awaiting| {
             for (_, fresh) in fresh.iter().filter(|(half, _)| *half == awaiting.half && awaiting.patient_until <= now) {
                 let awaited = fresh.union(awaiting.changed.into_iter().collect());
                 awaiting.pending = awaiting.pending.intersection(awaited);
@@ -149,23 +149,20 @@ impl Root {
     }
 
     pub(super) fn discovery_answered(&mut self, shared: &mut SharedData, id: QuestionId, word: Word, now: Duration) {
-        let (mut is_awaited, mut is_changed) = (false, false);
+        let mut is_changed = false;
         for awaiting in &mut self.awaiting {
             let is_meant = Subject::Half(awaiting.half) == id.subject
                 && awaiting.mark < id.number
                 && awaiting.pending.contains(id.apiserver);
-            is_awaited |= is_meant;
             is_changed |= is_meant && awaiting.changed == Some(id.apiserver);
             if is_meant {
                 awaiting.pending = awaiting.pending.without(ApiserverSet::only(id.apiserver));
             }
         }
-        match word {
-            Word::Good if is_awaited => self.merge(shared, now),
-            Word::Failed if is_changed => self.note_outdated(shared, id.apiserver, id.subject, now),
-            Word::Good | Word::Failed => {}
+        if word == Word::Failed && is_changed {
+            self.note_outdated(shared, id.apiserver, id.subject, now);
         }
-        self.serve_if(|_| {});
+        self.serve_if(shared, now, |_| {});
     }
 
     /// Requests for discovery that have waited and can be answered now.
@@ -173,12 +170,15 @@ impl Root {
         std::mem::take(&mut self.over)
     }
 
-    fn serve_if(&mut self, mut look: impl FnMut(&mut Awaiting)) {
+    fn serve_if(&mut self, shared: &SharedData, now: Duration, mut look: impl FnMut(&mut Awaiting)) {
         let is_over = |awaiting: &mut Awaiting| {
             look(awaiting);
             awaiting.pending.is_empty()
         };
         let over: Vec<_> = self.awaiting.extract_if(.., is_over).collect();
+        if !over.is_empty() {
+            self.merge(shared, now);
+        }
         let served: Vec<_> = over.iter().map(|awaiting| (awaiting.stream, self.serve(awaiting.half))).collect();
         self.over.extend(served);
     }

@@ -58,7 +58,14 @@ impl Sim {
         self.summary.documents += 1;
         // One mark is enough, and only this half has it.
         self.summary.marked += u64::from(listed.is_incomplete());
-        tell!(self, "stream {number}: {} types, incomplete: {}", listed.types.len(), listed.is_incomplete());
+        tell!(
+            self,
+            "stream {number}: {} types, incomplete: {} {:?} {:?}",
+            listed.types.len(),
+            listed.is_incomplete(),
+            listed.types,
+            listed.stale
+        );
         Some(listed)
     }
 

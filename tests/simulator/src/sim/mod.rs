@@ -367,7 +367,7 @@ impl Sim {
         let before = placed.root.role;
         placed.root.stand(&mut self.envoys[envoy].shared, seen, clock);
         placed.root.ticked_at = seen_at;
-        placed.root.lose_patience(clock);
+        placed.root.lose_patience(&self.envoys[envoy].shared, clock);
         if before != placed.root.role {
             let (worker, role) = (placed.worker, placed.root.role);
             tell!(self, "envoy {envoy} worker {worker} root {number} is a {role:?} now");

@@ -16,6 +16,8 @@ pub(super) struct Call {
     apiserver: usize,
     polled: Polled,
     if_none_match: Option<String>,
+    /// The process that has accepted it and does not answer.
+    accepted_by: Option<u64>,
     sent_at: Duration,
     /// The same on the Envoy's clock.
     sent_on_clock: Duration,
@@ -42,6 +44,7 @@ impl Sim {
             apiserver,
             polled: polled(question.id.subject),
             if_none_match: question.if_none_match,
+            accepted_by: None,
             sent_at: self.now,
             sent_on_clock: self.clock(envoy),
         };
@@ -70,12 +73,19 @@ impl Sim {
             return;
         }
         let server = &self.apiservers[apiserver];
+        if call.accepted_by.is_some_and(|epoch| epoch != server.epoch) {
+            return self.answer_call(number, PollAnswer::bare(0), millis(1));
+        }
         if !server.is_up {
             return self.answer_call(number, PollAnswer::bare(503), millis(1));
         }
         if server.hangs_until > self.now {
             // It wakes up and answers, if anybody is still there.
-            return self.at(server.hangs_until - self.now, Event::CallArrives(number));
+            let (after, epoch) = (server.hangs_until - self.now, server.epoch);
+            if let Some(call) = self.calls.get_mut(&number) {
+                call.accepted_by = Some(epoch);
+            }
+            return self.at(after, Event::CallArrives(number));
         }
         let if_none_match = call.if_none_match.clone();
         let answer = self.tells(apiserver, what, if_none_match.as_deref());
