@@ -76,7 +76,7 @@ impl Node {
     /// Gives the tree a typed shape; an error names the full path of the key.
     pub(super) fn shape<T: for<'de> Deserialize<'de>>(self) -> Result<T, ConfigError> {
         serde_path_to_error::deserialize(self).map_err(|error| {
-            let path = match error.path().to_string() {
+            let path = match format!("{}", error.path()) {
                 root if root == "." => String::new(),
                 path => printable_path(&path),
             };
@@ -137,7 +137,7 @@ impl std::error::Error for ShapeError {}
 
 impl de::Error for ShapeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self::Other(message.to_string())
+        Self::Other(format!("{message}"))
     }
 
     fn invalid_type(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -152,9 +152,9 @@ impl de::Error for ShapeError {
             Unexpected::Str(text) => format!("the string {}", quoted(text)),
             Unexpected::Seq => "a list".to_owned(),
             Unexpected::Map => "an object".to_owned(),
-            other => other.to_string(),
+            other => format!("{other}"),
         };
-        Self::WrongType { expected: expected.to_string(), found }
+        Self::WrongType { expected: format!("{expected}"), found }
     }
 
     fn unknown_field(_: &str, expected: &'static [&'static str]) -> Self {

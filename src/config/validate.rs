@@ -403,7 +403,7 @@ fn name(path: &str, text: String, max_bytes: usize) -> Result<String, ConfigErro
 
 fn duration(path: &str, text: &DurationText, least: Duration) -> Result<Duration, ConfigError> {
     let invalid = |problem: String| ConfigError::invalid(path, format!("{} {problem}", quoted(&text.0)));
-    let duration = duration::parse(&text.0).map_err(|error| invalid(error.to_string()))?;
+    let duration = duration::parse(&text.0).map_err(|error| invalid(format!("{error}")))?;
     if duration < least {
         return Err(invalid(format!("is shorter than {least:?}")));
     }

@@ -53,7 +53,7 @@ pub enum ApiServicesError {
 /// See [`ApiServicesError`].
 pub fn not_built_in(body: &[u8]) -> Result<Vec<GroupVersionName>, ApiServicesError> {
     let list: List<'_> = serde_json::from_slice(body)
-        .map_err(|error| ApiServicesError::Malformed(clipped(&error.to_string(), MAX_REASON_CHARS)))?;
+        .map_err(|error| ApiServicesError::Malformed(clipped(&format!("{error}"), MAX_REASON_CHARS)))?;
     if !matches!(&*list.kind, "PartialObjectMetadataList" | "APIServiceList") {
         return Err(ApiServicesError::WrongKind(quoted(&list.kind)));
     }

@@ -114,7 +114,7 @@ pub enum DocumentError {
 /// # Errors
 /// [`DocumentError::Malformed`].
 pub fn text(body: &[u8]) -> Result<&str, DocumentError> {
-    str::from_utf8(body).map_err(|error| DocumentError::Malformed { reason: error.to_string() })
+    str::from_utf8(body).map_err(|error| DocumentError::Malformed { reason: format!("{error}") })
 }
 
 impl Document {
@@ -129,7 +129,7 @@ impl Document {
             return Err(DocumentError::NotJson { content_type: quoted_bytes(content_type) });
         }
         let list: wire::List<'_> = serde_json::from_str(body)
-            .map_err(|error| DocumentError::Malformed { reason: clipped(&error.to_string(), MAX_REASON_CHARS) })?;
+            .map_err(|error| DocumentError::Malformed { reason: clipped(&format!("{error}"), MAX_REASON_CHARS) })?;
         let is_aggregated = list.kind == "APIGroupDiscoveryList"
             && matches!(&*list.api_version, "apidiscovery.k8s.io/v2" | "apidiscovery.k8s.io/v2beta1");
         if !is_aggregated {

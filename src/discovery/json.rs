@@ -21,7 +21,7 @@ pub struct ShapeError {
 
 impl From<serde_json::Error> for ShapeError {
     fn from(error: serde_json::Error) -> Self {
-        Self { reason: clipped(&error.to_string(), MAX_REASON_CHARS) }
+        Self { reason: clipped(&format!("{error}"), MAX_REASON_CHARS) }
     }
 }
 

@@ -61,12 +61,9 @@ pub fn merge(
             .collect();
         let ranked: Vec<_> = entries.iter().filter_map(|entry| Some((rank(key, entry.0)?, entry))).collect();
         let best = ranked.iter().map(|(rank, _)| *rank).max();
-        let mut chosen: Vec<_> =
-            ranked.iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, entry)| **entry).collect();
-        if let Some(place) = chosen.iter().position(|(apiserver, _)| Some(*apiserver) == local) {
-            let ours = chosen.remove(place);
-            chosen.insert(0, ours);
-        }
+        let best = ranked.iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, entry)| **entry);
+        let (mut chosen, others): (Vec<_>, Vec<_>) = best.partition(|(apiserver, _)| Some(*apiserver) == local);
+        chosen.extend(others);
         let Some((first, entry)) = chosen.first().copied() else { continue };
         let is_the_same_everywhere =
             entries.len() == apiservers.len() && entries.iter().all(|(_, other)| *other == entry);

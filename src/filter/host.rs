@@ -380,7 +380,7 @@ pub(super) fn install_logger() {
     let _already_set = log::set_logger(&EnvoyLog);
     log::set_max_level(LevelFilter::Info);
     #[cfg(target_family = "wasm")]
-    std::panic::set_hook(Box::new(|panic| write_log(Level::Error, &panic.to_string())));
+    std::panic::set_hook(Box::new(|panic| write_log(Level::Error, &format!("{panic}"))));
 }
 
 /// Takes over Envoy's log level, so that what Envoy would drop is not even formatted. Envoy does not answer this while a
@@ -419,7 +419,7 @@ impl Log for EnvoyLog {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            write_log(record.level(), &record.args().to_string());
+            write_log(record.level(), &format!("{}", record.args()));
         }
     }
 

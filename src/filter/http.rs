@@ -1,6 +1,5 @@
 //! One request: request headers in, response headers out. Bodies never come here.
 
-use std::cell::LazyCell;
 use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
@@ -278,8 +277,7 @@ impl Shared {
         // An apiserver that knows no route has executed nothing, and Envoy's own 404 was never sent. Something else that
         // has answered may have: what stands between, or a backend that an apiserver hands requests on to.
         let is_by_another = audit_id.is_none() || sent.reaches_backend;
-        let effect = LazyCell::new(|| sent.effect());
-        let may_be_executed = || came_from_upstream && is_by_another && *effect == Effect::Possible;
+        let may_be_executed = || came_from_upstream && is_by_another && sent.effect() == Effect::Possible;
         let why = match verdict {
             Verdict::Pass => return Fate::Passes,
             Verdict::Refuse(why) => why,
@@ -298,7 +296,7 @@ impl Shared {
                     expected,
                     may_be_executed: may_be_executed(),
                 }) {
-                    Ok(()) => return Fate::Held(*effect),
+                    Ok(()) => return Fate::Held(sent.effect()),
                     Err(why) => why,
                 }
             }

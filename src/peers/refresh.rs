@@ -498,7 +498,7 @@ impl Peers {
                 Change { word: Some(Word::Good), view: is_another || is_another_health || was_avoided, event }
             }
             Err(error) => {
-                let failure = error.to_string();
+                let failure = format!("{error}");
                 let is_news = poll.failure.as_ref() != Some(&failure);
                 let event = is_news.then(|| Event::Failing(failure.clone()));
                 poll.failure = Some(failure);
