@@ -316,6 +316,16 @@ mod tests {
     }
 
     #[test]
+    fn a_uid_has_at_most_255_bytes() {
+        let subject =
+            |length: &str, bytes: usize| format!("1.3.6.1.4.1.57683.2=#0C{length}{},CN=a", "61".repeat(bytes));
+        let uid = |subject: &str| Identity::of_subject(subject).map(|identity| identity.unwrap().uid.unwrap().len());
+        assert_eq!(uid(&subject("7F", 127)), Ok(127));
+        assert_eq!(uid(&subject("81FF", 255)), Ok(255));
+        assert_eq!(uid(&subject("820100", 256)), Err(IdentityError::NoText));
+    }
+
+    #[test]
     fn no_text_kills_anything() {
         for line in VECTORS.lines() {
             let vector: Json = serde_json::from_str(line).unwrap();

@@ -426,8 +426,17 @@ mod tests {
         assert_eq!(kept, b"/api/v1/pods");
         assert!(kept.capacity() < 1_100, "{} bytes", kept.capacity());
         assert_eq!(without_query(b"/api/v1/pods".to_vec()), b"/api/v1/pods");
-        let long = format!("/api/v1/namespaces/n/services/s/proxy/{query}");
-        assert!(DecodedPath::new(long.as_bytes()).is_none());
+    }
+
+    #[test]
+    fn a_path_of_more_than_eight_kibibytes_is_about_nothing() {
+        for (length, is_read) in [(8 << 10, true), ((8 << 10) + 1, false), (900_000, false)] {
+            let start = "/api/v1/namespaces/n/services/s/proxy/";
+            let path = format!("{start}{}", "y".repeat(length - start.len()));
+            assert_eq!(DecodedPath::new(path.as_bytes()).is_some(), is_read, "{length}");
+            let with_query = format!("{path}?{}", "x".repeat(10_000));
+            assert_eq!(DecodedPath::new(with_query.as_bytes()).is_some(), is_read, "{length}: a query does not count");
+        }
     }
 
     #[test]

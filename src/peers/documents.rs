@@ -165,6 +165,23 @@ mod tests {
     }
 
     #[test]
+    fn documents_that_are_too_large_together_are_not_published() {
+        let text = "x".repeat(MAX_BYTES);
+        let (half, rest) = text.split_at(MAX_BYTES / 2);
+        let of = |bodies: &[&str]| {
+            let kept = bodies.iter().map(|body| Kept { body, ..kept("cp-1", Kind::Groups, "") });
+            Documents::of(kept).to_bytes().map(|bytes| bytes.len() / MAX_BYTES)
+        };
+        assert_eq!(of(&[half, rest, half]), Ok(0), "equal ones count once");
+        assert_eq!(
+            of(&[half, text.split_at(MAX_BYTES - 1).0]),
+            Err(DocumentsError::TooLarge(MAX_BYTES / 2 + MAX_BYTES - 1))
+        );
+        assert_eq!(of(&[&text]), Ok(1), "just as many as may be");
+        assert_eq!(of(&[&text, "y"]), Err(DocumentsError::TooLarge(MAX_BYTES + 1)));
+    }
+
+    #[test]
     fn other_bytes_are_refused_and_kill_nothing() {
         let bytes = Documents::of([kept("cp-1", Kind::Core, "body")].into_iter()).to_bytes().unwrap();
         for cut in 0..bytes.len() {

@@ -211,6 +211,18 @@ mod tests {
         assert_eq!(Snapshot::from_bytes(&bytes), Ok(snapshot()));
     }
 
+    #[test]
+    fn a_table_that_is_too_large_is_not_published() {
+        let names = "x".repeat(MAX_BYTES);
+        let kind =
+            |length| TypeState { names: [b"", b"v1", &names.as_bytes()[..length], b""], servers: 1, vanished_at: None };
+        let published = |length| Snapshot { types: vec![kind(length)], ..snapshot() }.to_bytes();
+        let bytes = published(MAX_BYTES / 2).unwrap().len();
+        let rest = bytes - MAX_BYTES / 2;
+        assert_eq!(published(MAX_BYTES - rest).map(|bytes| bytes.len()), Ok(MAX_BYTES));
+        assert_eq!(published(MAX_BYTES - rest + 1), Err(SnapshotError::TooLarge(MAX_BYTES + 1)));
+    }
+
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// A snapshot of apiservers, each heard of at minute 60, and of types with those that serve them.

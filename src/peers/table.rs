@@ -280,7 +280,7 @@ impl Table {
         for entry in entries {
             let was = entry.names(stored).map(|names| before.find(names).servers).unwrap_or_default();
             if !was.without(entry.listing.servers).is_empty() {
-                entry.listing.vanished_at = Some(now);
+                entry.listing.vanished_at = entry.listing.vanished_at.max(Some(now));
             }
         }
     }
@@ -447,6 +447,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_64_kibibytes_is_left_out() {
+        let (longest, too_long) = ("x".repeat((64 << 10) - 1), "y".repeat(64 << 10));
+        let document = document(&[
+            ("depot.k8s.io", "v1", &too_long, &[]),
+            ("depot.k8s.io", "v1", &longest, &[&too_long]),
+            ("depot.k8s.io", "v1", "crates", &[]),
+        ]);
+        let table = said(&[(0, Half::Groups, &document)], &Exclusions::default());
+        let resources: Vec<_> = table.iter().map(|([_, _, resource, _], _)| resource.len()).collect();
+        assert_eq!(resources.iter().sum::<usize>(), longest.len() + "crates".len(), "{resources:?}");
+        assert_eq!(servers(&table, "/apis/depot.k8s.io/v1/crates"), [0], "the others are there");
+    }
+
+    #[test]
     fn a_half_speaks_only_for_itself() {
         let (pods, deployments) =
             (document(&[("", "v1", "pods", &[])]), document(&[("apps", "v1", "deployments", &[])]));
@@ -479,6 +493,20 @@ mod tests {
 
         let back = said(&[steps[0], steps[2], steps[0]], &Exclusions::default());
         assert_eq!(servers(&back, "/apis/depot.k8s.io/v1/crates"), [0], "it is back");
+    }
+
+    #[test]
+    fn adopting_the_same_again_changes_nothing() {
+        let crates = [&b"depot.k8s.io"[..], b"v1", b"crates", b""];
+        let before =
+            said(&[(0, Half::Groups, &document(&[("depot.k8s.io", "v1", "crates", &[])]))], &Exclusions::default());
+        let context = Context { exclusions: &Exclusions::default(), now: Duration::from_secs(5) };
+        // A time to come is nothing that a worker tells, and must not come and go all the same.
+        for vanished_at in [None, Some(4), Some(5), Some(100)].map(|seconds| seconds.map(Duration::from_secs)) {
+            let told = || std::iter::once((crates, Listing { vanished_at, ..Listing::default() }));
+            let once = before.adopting(told(), [ApiserverSet::EMPTY, ApiserverSet::only(0)], context);
+            assert_eq!(once.adopting(told(), [ApiserverSet::EMPTY; 2], context), once, "{vanished_at:?}");
+        }
     }
 
     #[test]
