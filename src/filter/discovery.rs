@@ -24,7 +24,7 @@ use crate::guard::Asked;
 use crate::peers::cluster_discovery::{Aggregated, ClusterDiscovery, Stamp};
 use crate::peers::documents::Kind;
 use crate::peers::exclusions::can_be_built_in;
-use crate::peers::refresh::{QuestionId, Subject, Word};
+use crate::peers::refresh::{PATIENCE_WITH_FAILING, QuestionId, Subject, Word};
 use crate::peers::table::ApiserverSet;
 use crate::target::Discovery;
 
@@ -56,10 +56,6 @@ impl Told {
         }
     }
 }
-
-/// How long clients wait for an apiserver that fails its polls: one that is back answers sooner, and one that hangs must not
-/// cost each of them the whole timeout.
-const PATIENCE_WITH_FAILING: Duration = Duration::from_secs(1);
 
 /// A request for discovery whose answer is to be replaced.
 pub(super) struct Request {
@@ -113,6 +109,8 @@ impl Shared {
         let what = match target {
             Discovery::OpenApiSchema(key) => return self.route_schema(key, &told, sent),
             Discovery::OpenApiRoot if self.config.peer_proxying == PeerProxying::Disabled => return,
+            // A question of another Envoy, which wants this apiserver's own.
+            Discovery::OpenApiRoot if !matches!(host::request_header(LOOP_HEADER), Ok(None)) => return,
             Discovery::OpenApiRoot => {
                 host::log_failure("removing range", host::remove_request_header("range"));
                 Some(What::OpenApiRoot)

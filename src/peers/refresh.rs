@@ -34,6 +34,10 @@ const SPACING: Duration = Duration::from_millis(100);
 /// discovery has changed. A hash that is out of date costs a client one redirect.
 const OPEN_API_INTERVALS: u32 = 12;
 
+/// How long clients wait for an apiserver that fails its polls: one that is back answers sooner, and one that hangs must not
+/// cost each of them the whole timeout.
+pub const PATIENCE_WITH_FAILING: Duration = Duration::from_secs(1);
+
 /// Between two polls that come early for a reason (a guarded 404, a failed request). Reasons come by the hundred.
 const EARLY_SPACING: Duration = Duration::from_secs(1);
 
@@ -517,13 +521,16 @@ impl Peers {
         self.insist(apiserver, subject, mark, now)
     }
 
-    /// The same, but an apiserver that fails its polls is left in peace only if it has asked for that (`Retry-After`): it
-    /// may be back.
+    /// The same, but an apiserver that fails its polls may be back: it is left in peace only if it has asked for that
+    /// (`Retry-After`), or has been silent to a question for as long as clients [wait](PATIENCE_WITH_FAILING).
     pub fn insist(&mut self, apiserver: usize, subject: Subject, mark: u64, now: Duration) -> Asking {
         let Some(poll) = self.poll_mut(apiserver, subject) else { return Asking::BackingOff };
         match poll.in_flight {
             Some(in_flight) if in_flight.id.number > mark => {}
             None if now < poll.in_peace_until => return Asking::BackingOff,
+            Some(_) if poll.failures > 0 && is_over(poll.sent_at, PATIENCE_WITH_FAILING, now) => {
+                return Asking::BackingOff;
+            }
             _ => poll.is_wanted = true,
         }
         Asking::Awaited

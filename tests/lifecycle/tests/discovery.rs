@@ -283,6 +283,24 @@ fn a_peer_that_fails_its_polls_is_waited_for_a_second() {
 }
 
 #[test]
+fn a_peer_that_hangs_costs_a_walk_through_all_groups_one_wait() {
+    settled(|vm, root| {
+        vm.run_for_with(Duration::from_secs(6), |call| all_but_cp_2(call).or(Some(Answer::Failure)));
+        vm.run_for_with(Duration::from_millis(101), all_but_cp_2);
+        let outcome = asked(vm, root, get("/apis", "*/*"), unchanged());
+        vm.run_for_with(Duration::from_millis(1_101), all_but_cp_2);
+        assert!(reply_on(vm, outcome.stream).is_some());
+        for path in ["/apis/apps", "/apis/apps/v1", "/apis/depot.k8s.io/v1"] {
+            let outcome = asked(vm, root, get(path, "*/*"), answer(200, "application/json", 99));
+            vm.run_for_with(Duration::from_millis(202), all_but_cp_2);
+            let is_answered =
+                outcome.response != Progress::Held || vm.stream(outcome.stream).response != Progress::Held;
+            assert!(is_answered, "{path}");
+        }
+    });
+}
+
+#[test]
 fn a_peer_that_has_asked_for_peace_is_left_in_it() {
     settled(|vm, root| {
         fn busy(call: &HttpCall) -> Answer {
@@ -426,6 +444,10 @@ fn a_schema_is_had_where_its_hash_comes_from() {
         }
         let looped = request("/openapi/v3/apis/depot.k8s.io/v1").with("x-kubernetes-peer-proxied", "true");
         assert!(vm.request(root, looped, true).filter_state.is_empty(), "one hop and no more");
+
+        let question = get("/openapi/v3", "application/json").with("x-kubernetes-peer-proxied", "true");
+        let outcome = asked(vm, root, question, answer(200, "text/plain", 99));
+        assert_eq!(outcome.action, Action::Continue, "another Envoy wants the apiserver's own");
 
         let outcome = asked(vm, root, get("/openapi/v3", "application/json"), answer(200, "text/plain", 99));
         assert_eq!(outcome.response, Progress::Held, "schemas of custom resources change without a trace elsewhere");

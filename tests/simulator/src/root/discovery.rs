@@ -9,16 +9,13 @@ use mixed_version_proxy::guard::Asked;
 use mixed_version_proxy::local_reply::Effect;
 use mixed_version_proxy::peers::cluster_discovery::{self, ClusterDiscovery, Stamp};
 use mixed_version_proxy::peers::documents::{Documents, Kind};
-use mixed_version_proxy::peers::refresh::{Asking, Peers, QuestionId, Subject, Word};
+use mixed_version_proxy::peers::refresh::{Asking, PATIENCE_WITH_FAILING, Peers, QuestionId, Subject, Word};
 use mixed_version_proxy::peers::table::ApiserverSet;
 
 use super::{Fate, Root, Sent, To, names};
 use crate::plant::Plant;
 use crate::shared::SharedData;
 use crate::streams::{Reply, VIA_UPSTREAM};
-
-/// How long clients wait for an apiserver that fails its polls.
-pub const PATIENCE_WITH_FAILING: Duration = Duration::from_secs(1);
 
 /// What clients are told of the whole cluster.
 #[derive(Debug, Clone, Default)]
